@@ -1,0 +1,78 @@
+"""Configuration of one replica. Torch-free: the gateway's supervisor reads it too."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A configuration section: immutable, and a typo in a key is an error."""
+
+
+class ModelSource(_Section):
+    """What a replica loads.
+
+    ``path`` is a directory with ``config.json``, safetensors and a tokenizer, or a GGUF file.
+    ``served_as`` is the catalog id that answers and bills name.
+    """
+
+    path: str
+    served_as: str
+    max_model_len: int = 8192
+
+
+class CacheConfig(_Section):
+    """The KV block pool. ``num_blocks`` null takes ``memory_gib`` of the device instead."""
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    memory_gib: float = 1.0
+    enable_prefix_cache: bool = True
+
+
+class SchedulerConfig(_Section):
+    """Budgets of one engine step and of the admission queue."""
+
+    max_tokens_per_step: int = 512
+    max_running: int = 32
+    max_waiting: int = 256
+    max_queue_wait_s: float = 60.0
+
+
+class DeviceConfig(_Section):
+    """``device`` auto takes CUDA when there is one. ``threads`` 0 shares the cores among the replicas.
+
+    ``weights``: how linear layers are held on a CPU: ``packed`` as the checkpoint has them (native kernels,
+    fastest decode), ``float32`` dequantised; ``auto`` is packed when a C compiler is at hand.
+    """
+
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    threads: int = 0
+    weights: Literal["auto", "packed", "float32"] = "auto"
+
+
+class TelemetryConfig(_Section):
+    otlp_endpoint: str = ""
+    service_name: str = "embergate-replica"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class BackendConfig(_Section):
+    """One replica: an HTTP process and its engine."""
+
+    replica_id: str
+    model: ModelSource
+    host: str = "127.0.0.1"
+    port: int = 8801
+    pool_token: str = ""
+    max_body_bytes: int = 64 * 1024 * 1024
+    max_recent_usages: int = 20_000
+    recent_usage_ttl_s: float = 3600.0
+    shutdown_grace_s: float = 30.0
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    device: DeviceConfig = DeviceConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()

@@ -1,0 +1,33 @@
+"""What one engine step computes: the line between the planner (torch-free) and the model runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledChunk:
+    """A run of tokens of one sequence to be computed in this step.
+
+    ``token_ids`` are the tokens at positions ``start .. start+len(token_ids)-1``; the KV of everything before
+    ``start`` is already in the blocks of ``block_table``. ``needs_logits``: the last token of the chunk is the
+    last known token of the sequence, so a new token is sampled from its logits.
+    """
+
+    sequence_id: int
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    needs_logits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The chunks of one step; decodes are chunks of one token."""
+
+    chunks: tuple[ScheduledChunk, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(chunk.token_ids) for chunk in self.chunks)

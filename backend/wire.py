@@ -1,0 +1,193 @@
+"""What crosses the line between the gateway and a replica.
+
+A leaf module: msgspec and nothing else. The gateway imports this module of the backend and no other.
+
+A replica speaks the OpenAI chat-completions form, so that its stream chunks can be forwarded to clients
+byte for byte, plus the fields below. Both sides ignore unknown fields, so that replicas can be upgraded
+one at a time.
+
+Routes of a replica (all but /health and /metrics want ``authorization: Bearer <pool token>`` when one is set):
+
+======================================  =====================================================================
+``POST /v1/chat/completions``           :class:`ReplicaRequest` -> ``chat.completion`` or an SSE stream
+``POST /abort``                         :class:`AbortRequest`; idempotent in every state of the request
+``GET /health``                         :class:`Health`; 200 when ready, 503 while starting or draining
+``GET /stats``                          :class:`ReplicaStats`
+``GET /usages?after=SEQUENCE``          :class:`RecentUsages`; what the gateway reconciles with after a crash
+``POST /drain`` and ``POST /resume``    :class:`Health`; reversible
+``GET /metrics``                        Prometheus text
+======================================  =====================================================================
+
+A stream is ``data: <chat.completion.chunk>`` frames, the last of them with ``"choices":[]`` and the one
+authoritative ``usage``, then ``data: [DONE]``. An error after the first byte is one frame
+``data: {"error":{...}}`` and a closed connection, without ``[DONE]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of the prompt tokens were served from the prefix cache at first admission."""
+
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of the completion tokens were reasoning."""
+
+    reasoning_tokens: int = 0
+
+
+class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts of one request in the OpenAI form; the engine is the only authority for them.
+
+    ``prompt_tokens`` includes the cached ones and is counted once whatever ``n`` is;
+    ``completion_tokens`` is the sum over all choices.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+
+    @property
+    def cached_prompt_tokens(self) -> int:
+        return self.prompt_tokens_details.cached_tokens
+
+    @classmethod
+    def of(cls, *, prompt: int, completion: int, cached: int = 0, reasoning: int = 0) -> TokenUsage:
+        """Build a usage from plain counts, so that the total cannot disagree with its parts."""
+        return cls(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning),
+        )
+
+
+class ReplicaRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A chat completion as the gateway sends it: validated, with the gateway's own fields added.
+
+    ``messages`` stays undecoded JSON-like data: the chat template reads it as it is. ``model`` is the catalog id
+    to name in the answer. ``cache_salt`` roots the block hashes (never taken from a client). ``billing_context``
+    is opaque to the replica; it is echoed in :class:`RecentUsage`. ``request_id`` makes ids and aborts.
+    """
+
+    request_id: str
+    model: str
+    messages: list[dict[str, Any]]
+    cache_salt: str = ""
+    billing_context: str = ""
+    stream: bool = False
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = {}
+    logprobs: bool = False
+    top_logprobs: int = 0
+    n: int = 1
+    stop: list[str] = []
+    ignore_eos: bool = False
+    reject_if_busy: bool = False
+    tools: list[dict[str, Any]] = []
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+class AbortRequest(msgspec.Struct, frozen=True):
+    request_id: str
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """An error in the OpenAI form; ``code`` is a stable word, ``param`` the one wrong field."""
+
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    status: Literal["starting", "ready", "draining"]
+    replica_id: str
+    model: str = ""
+
+
+class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters and gauges of one replica. Counters run from its start; ``started_at`` tells restarts apart."""
+
+    replica_id: str
+    model: str
+    started_at: float
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    block_size: int = 0
+    max_model_len: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0
+    num_preemptions: int = 0
+    num_requests: int = 0
+    num_aborts: int = 0
+
+
+class RecentUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one request as the replica saw it; kept for a bounded time so that a restarted gateway
+    can record what its predecessor could not."""
+
+    sequence: int
+    request_id: str
+    billing_context: str
+    usage: TokenUsage
+    finish_reason: FinishReason
+    finished_at: float
+
+
+class RecentUsages(msgspec.Struct, frozen=True, kw_only=True):
+    replica_id: str
+    started_at: float
+    usages: list[RecentUsage]
+    next_after: int
+
+
+class BadReplicaMessageError(ValueError):
+    """A replica's answer could not be decoded; the message names the field."""
+
+
+_usage_decoder = msgspec.json.Decoder(TokenUsage)
+
+
+def decode_usage(raw: bytes | msgspec.Raw) -> TokenUsage:
+    """Decode a ``usage`` object.
+
+    Raises:
+        BadReplicaMessageError: when it is not one; a zero is a value, a missing count is an error.
+    """
+    try:
+        return _usage_decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        raise BadReplicaMessageError(f"usage: {error}") from error

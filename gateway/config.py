@@ -1,0 +1,120 @@
+"""Configuration of the edge. Every queue, cache, wait and body has its limit here.
+
+Units stand last in the names. Unknown keys are refused with their path by whoever decodes the file.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A configuration section: immutable, and a typo in a key is an error."""
+
+
+class ReplicaAddress(_Section):
+    """One replica that the gateway can route to."""
+
+    id: str
+    url: str
+    weight: float = 1.0
+    models: list[str] = []
+
+
+class ServedModel(_Section):
+    """A catalog entry: ``aliases`` are other ids that clients may use for it; bills name ``id``."""
+
+    id: str
+    aliases: list[str] = []
+    max_model_len: int = 8192
+    default_max_tokens: int = 256
+    description: str = ""
+
+
+class RoutingConfig(_Section):
+    """``max_in_flight`` requests per replica before a request spills to the next in rank."""
+
+    policy: Literal["rendezvous", "ring"] = "rendezvous"
+    max_in_flight: int = 256
+    max_attempts: int = 3
+
+
+class UpstreamConfig(_Section):
+    """Bounds of one request to a replica. ``idle_timeout_s`` ends a stream that stalls."""
+
+    connect_timeout_s: float = 2.0
+    first_byte_timeout_s: float = 120.0
+    idle_timeout_s: float = 30.0
+    request_timeout_s: float = 600.0
+    max_connections_per_replica: int = 512
+    max_response_bytes: int = 64 * 1024 * 1024
+
+
+class HealthConfig(_Section):
+    probe_interval_s: float = 0.5
+    probe_timeout_s: float = 2.0
+    failures_to_down: int = 2
+
+
+class RateLimits(_Section):
+    """Limits of one account. ``requests_per_minute`` is a token bucket per account and model."""
+
+    requests_per_minute: int = 300
+    burst_requests: int | None = None
+    max_concurrent_requests: int = 64
+
+
+class LimitsConfig(_Section):
+    """``accounts`` overrides ``default`` for single account ids."""
+
+    default: RateLimits = RateLimits()
+    accounts: dict[str, RateLimits] = {}
+
+
+class AuthConfig(_Section):
+    """``cache_ttl_s`` bounds how long a revoked API token can still be used."""
+
+    cache_ttl_s: float = 2.0
+    max_cached_tokens: int = 10_000
+
+
+class MeteringConfig(_Section):
+    """``commit_interval_s`` is how long a group commit may wait for company; 0 commits at once."""
+
+    commit_interval_s: float = 0.0
+    max_group: int = 512
+    max_pending: int = 20_000
+    commit_timeout_s: float = 10.0
+
+
+class TelemetryConfig(_Section):
+    """``otlp_endpoint`` empty means: no spans are made and nothing is paid for them."""
+
+    otlp_endpoint: str = ""
+    service_name: str = "embergate-gateway"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    access_log: bool = True
+
+
+class GatewayConfig(_Section):
+    """The edge as one process."""
+
+    host: str = "127.0.0.1"
+    port: int = 8787
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_header_bytes: int = 32 * 1024
+    max_connections: int = 8192
+    keepalive_timeout_s: float = 75.0
+    read_timeout_s: float = 60.0
+    write_timeout_s: float = 60.0
+    write_buffer_bytes: int = 256 * 1024
+    shutdown_grace_s: float = 30.0
+    routing: RoutingConfig = RoutingConfig()
+    upstream: UpstreamConfig = UpstreamConfig()
+    health: HealthConfig = HealthConfig()
+    limits: LimitsConfig = LimitsConfig()
+    auth: AuthConfig = AuthConfig()
+    metering: MeteringConfig = MeteringConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
