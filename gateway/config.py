@@ -34,11 +34,18 @@ class ServedModel(_Section):
 
 
 class RoutingConfig(_Section):
-    """``max_in_flight`` requests per replica before a request spills to the next in rank."""
+    """``max_in_flight`` requests per replica before a request spills to the next in rank.
+
+    When every replica is full, at most ``max_waiting`` requests wait, each at most ``capacity_wait_s``, before they
+    are refused. ``max_tracked_sessions`` bounds the table that predicts cached tokens.
+    """
 
     policy: Literal["rendezvous", "ring"] = "rendezvous"
     max_in_flight: int = 256
     max_attempts: int = 3
+    capacity_wait_s: float = 10.0
+    max_waiting: int = 1024
+    max_tracked_sessions: int = 50_000
 
 
 class UpstreamConfig(_Section):
@@ -67,10 +74,12 @@ class RateLimits(_Section):
 
 
 class LimitsConfig(_Section):
-    """``accounts`` overrides ``default`` for single account ids."""
+    """``accounts`` overrides ``default`` for single account ids; ``max_choices`` bounds ``n`` of one request."""
 
     default: RateLimits = RateLimits()
     accounts: dict[str, RateLimits] = {}
+    max_choices: int = 8
+    max_tracked_buckets: int = 100_000
 
 
 class AuthConfig(_Section):
@@ -81,18 +90,27 @@ class AuthConfig(_Section):
 
 
 class MeteringConfig(_Section):
-    """``commit_interval_s`` is how long a group commit may wait for company; 0 commits at once."""
+    """``commit_interval_s`` is how long a group commit may wait for company; 0 commits at once.
+
+    ``abort_usage_wait_s`` bounds how long a replica is asked for the usage of a request whose client left.
+    """
 
     commit_interval_s: float = 0.0
     max_group: int = 512
     max_pending: int = 20_000
     commit_timeout_s: float = 10.0
+    abort_usage_wait_s: float = 2.0
+    usage_poll_interval_s: float = 0.05
 
 
 class TelemetryConfig(_Section):
-    """``otlp_endpoint`` empty means: no spans are made and nothing is paid for them."""
+    """``otlp_endpoint`` empty means: no spans are made and nothing is paid for them.
+
+    Metrics name at most ``max_account_labels`` accounts; further ones count under ``other``.
+    """
 
     otlp_endpoint: str = ""
+    max_account_labels: int = 200
     service_name: str = "embergate-gateway"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     access_log: bool = True
