@@ -1,0 +1,170 @@
+"""What ``config.yaml`` says, and what each process needs of it.
+
+The sections of each room are declared by the room itself (``gateway.config``, ``backend.config``,
+``billing.config``); this module puts them together. ``embergate.config_file`` reads the file.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from backend.config import (
+    BackendConfig,
+    CacheConfig,
+    DeviceConfig,
+    ModelSource,
+    SchedulerConfig,
+    TelemetryConfig,
+)
+from billing.config import BillingConfig
+from gateway.config import GatewayConfig, ReplicaAddress, ServedModel
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message names the file and the key at fault."""
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A configuration section: immutable, and a typo in a key is an error."""
+
+
+class ModelConfig(_Section):
+    """One catalog entry. ``source`` is ``embedded`` or the path of a checkpoint directory or GGUF file."""
+
+    id: str
+    source: str = "embedded"
+    form: Literal["kimi", "llama"] = "kimi"
+    aliases: list[str] = []
+    max_model_len: int = 8192
+    default_max_tokens: int = 256
+    description: str = ""
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the model is the one that Embergate prepares by itself."""
+        return self.source == "embedded"
+
+
+class ReplicasConfig(_Section):
+    """The local replicas, all alike, on consecutive ports, and the addresses of replicas run elsewhere.
+
+    ``model`` is the catalog id that the local ones serve; empty means the first of ``models``.
+    """
+
+    count: int = 2
+    host: str = "127.0.0.1"
+    base_port: int = 8801
+    model: str = ""
+    max_body_bytes: int = 64 * 1024 * 1024
+    max_recent_usages: int = 20_000
+    recent_usage_ttl_s: float = 3600.0
+    shutdown_grace_s: float = 30.0
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    device: DeviceConfig = DeviceConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    addresses: list[ReplicaAddress] = []
+
+
+class SupervisorConfig(_Section):
+    """How ``embergate up`` watches its processes.
+
+    A process that dies is started again after ``backoff_initial_s``, doubled with each death up to
+    ``backoff_max_s`` and back to the start once it stayed up for ``stable_after_s``. One that dies
+    ``max_start_failures`` times before everything was ready once ends ``up`` instead.
+    """
+
+    ready_timeout_s: float = 180.0
+    probe_interval_s: float = 0.25
+    backoff_initial_s: float = 0.5
+    backoff_max_s: float = 30.0
+    stable_after_s: float = 30.0
+    max_start_failures: int = 3
+    stop_timeout_s: float = 10.0
+    log_max_bytes: int = 16 * 1024 * 1024
+    log_num_backups: int = 3
+
+
+class Config(_Section):
+    """The whole of ``config.yaml``. ``data_dir`` is relative to the file's own directory."""
+
+    models: list[ModelConfig]
+    data_dir: str = ".embergate"
+    gateway: GatewayConfig = GatewayConfig()
+    replicas: ReplicasConfig = ReplicasConfig()
+    billing: BillingConfig = BillingConfig()
+    supervisor: SupervisorConfig = SupervisorConfig()
+
+    @property
+    def local_model(self) -> ModelConfig:
+        """The catalog entry that the local replicas serve."""
+        wanted = self.replicas.model or self.models[0].id
+        return next(model for model in self.models if model.id == wanted)
+
+    @property
+    def gateway_url(self) -> str:
+        """Where clients on this machine reach the gateway."""
+        host = "127.0.0.1" if self.gateway.host in ("0.0.0.0", "::", "") else self.gateway.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.gateway.port}"
+
+    def served_models(self) -> list[ServedModel]:
+        """The catalog as the gateway needs it."""
+        return [
+            ServedModel(
+                id=model.id,
+                aliases=model.aliases,
+                max_model_len=model.max_model_len,
+                default_max_tokens=model.default_max_tokens,
+                description=model.description,
+            )
+            for model in self.models
+        ]
+
+    def local_addresses(self) -> list[ReplicaAddress]:
+        """The local replicas in the order of their index."""
+        replicas = self.replicas
+        return [
+            ReplicaAddress(
+                id=f"replica-{index}",
+                url=f"http://{replicas.host}:{replicas.base_port + index}",
+                models=[self.local_model.id],
+            )
+            for index in range(replicas.count)
+        ]
+
+    def replica_addresses(self) -> list[ReplicaAddress]:
+        """Every replica that the gateway routes to: the local ones, then the external ones."""
+        return self.local_addresses() + self.replicas.addresses
+
+    def backend_config(self, index: int, *, model_path: Path, pool_token: str) -> BackendConfig:
+        """The configuration of local replica ``index`` (from 0), which loads ``model_path``.
+
+        Raises:
+            ConfigError: when ``replicas.count`` has no such replica.
+        """
+        if not 0 <= index < self.replicas.count:
+            raise ConfigError(f"there is no replica {index}: replicas.count is {self.replicas.count}")
+        replicas, model = self.replicas, self.local_model
+        device = replicas.device
+        if device.threads == 0:
+            threads = max(1, (os.cpu_count() or 1) // replicas.count)
+            device = msgspec.structs.replace(device, threads=threads)
+        return BackendConfig(
+            replica_id=self.local_addresses()[index].id,
+            model=ModelSource(path=str(model_path), served_as=model.id, max_model_len=model.max_model_len),
+            host=replicas.host,
+            port=replicas.base_port + index,
+            pool_token=pool_token,
+            max_body_bytes=replicas.max_body_bytes,
+            max_recent_usages=replicas.max_recent_usages,
+            recent_usage_ttl_s=replicas.recent_usage_ttl_s,
+            shutdown_grace_s=replicas.shutdown_grace_s,
+            cache=replicas.cache,
+            scheduler=replicas.scheduler,
+            device=device,
+            telemetry=replicas.telemetry,
+        )
