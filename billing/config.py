@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
 import msgspec
+
+
+class BillingConfigError(ValueError):
+    """A value that cannot be used; ``path`` names it as it stands in the configuration file."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,19 +34,35 @@ class RateCardConfig(_Section):
 
 
 class SpoolConfig(_Section):
-    """The durable journal in front of the store."""
+    """The durable journal in front of the store, and the thread that empties it.
+
+    ``max_unposted_records`` bounds how far the store may fall behind before requests are refused.
+    ``retry_max_s`` bounds the wait between attempts while the store is unavailable.
+    ``stop_timeout_s`` bounds how long a clean stop may go on posting what is left.
+    """
 
     max_segment_bytes: int = 16 * 1024 * 1024
     max_unposted_records: int = 1_000_000
     post_interval_s: float = 0.05
-    max_post_batch: int = 2_000
+    max_post_batch: int = 500
+    retry_max_s: float = 5.0
+    stop_timeout_s: float = 20.0
 
 
 class BillingConfig(_Section):
-    """``database_url`` empty means SQLite in the data directory."""
+    """``database_url`` empty means SQLite in the data directory.
+
+    ``sqlite_synchronous`` full flushes every commit to the disk; normal may lose the last commits in a power
+    cut, which the audit would then report.
+    """
 
     database_url: str = ""
+    sqlite_synchronous: Literal["full", "normal"] = "full"
     currency: str = "USD"
     usd_per_thousand_neurons: str = "0.011"
     rate_cards: list[RateCardConfig] = []
     spool: SpoolConfig = SpoolConfig()
+
+    def database_url_in(self, data_dir: Path) -> str:
+        """The URL to open: the configured one, or a SQLite file in ``data_dir``."""
+        return self.database_url or f"sqlite:///{(data_dir / 'ledger.db').absolute()}"

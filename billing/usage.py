@@ -1,0 +1,84 @@
+"""What was consumed, by whom, once.
+
+A :class:`UsageRecord` is the immutable fact that everything about money derives from. The edge makes one per
+served request, under an id that it drew at admission; the engine's token counts are the only authority for
+its figures. ``prompt_tokens`` includes the cached ones, whatever outward API a client spoke.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, get_args
+
+import msgspec
+
+Surface = Literal["run", "v1", "binding", "batch"]
+Status = Literal["ok", "client_disconnected", "replica_lost", "timeout", "error"]
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+CHARGED_STATUSES: frozenset[Status] = frozenset({"ok", "client_disconnected"})
+"""A client that left pays for what was generated; a failure of ours is recorded and costs nothing."""
+
+
+class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One served request. Instants are integer UTC microseconds, durations too.
+
+    Decoding checks the types and bounds; ``billing.audit`` checks the rest. Never holds a prompt or a token.
+
+    Attributes:
+        request_id: drawn by the edge at admission (:func:`new_request_id`); also the transaction's id.
+        account_id: 32 hex characters; who pays.
+        token_id: id of the API token that was shown, never the token itself.
+        model: catalog id that ran; what is billed.
+        requested_model: the id or alias that the client asked for.
+        surface: which API the request came through.
+        replica_id: replica that produced the answer, or the last one tried.
+        session: the affinity value that the client sent, or "".
+        started_at_us: admission; decides which rate card applies.
+        finished_at_us: end of the answer.
+        prompt_tokens: includes ``cached_prompt_tokens``.
+        cached_prompt_tokens: served from the prefix cache at first admission; what the discount applies to.
+        completion_tokens: generated tokens, reasoning among them.
+        reasoning_tokens: part of ``completion_tokens``.
+        status: how the request ended; decides with :attr:`is_charged` whether it costs anything.
+        is_estimated: the replica gave no usage and the counts are the edge's own estimate.
+        ttft_us: time to the first token; 0 when there was none.
+        num_attempts: replicas tried, at least 1.
+    """
+
+    request_id: str
+    account_id: str
+    token_id: str
+    model: str
+    requested_model: str
+    surface: Surface
+    replica_id: str = ""
+    session: str = ""
+    started_at_us: int
+    finished_at_us: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int = 0
+    status: Status = "ok"
+    is_estimated: bool = False
+    ttft_us: int = 0
+    num_attempts: int = 1
+
+    @property
+    def is_charged(self) -> bool:
+        return self.status in CHARGED_STATUSES
+
+
+def new_request_id(now_us: int) -> str:
+    """A fresh UUID of version 7: unique, and ordered by ``now_us`` to the millisecond.
+
+    The order matters: rows keyed by it are appended to the end of their index, which makes posting several
+    times cheaper than random ids do. Any other unique string is accepted by the ledger as well.
+    """
+    tail = int.from_bytes(os.urandom(10), "big")
+    head = (now_us // 1000) & 0xFFFF_FFFF_FFFF
+    value = (head << 80) | (7 << 76) | ((tail >> 62 & 0xFFF) << 64) | (0b10 << 62) | (tail & (1 << 62) - 1)
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
