@@ -71,6 +71,7 @@ class BackendConfig(_Section):
     max_body_bytes: int = 64 * 1024 * 1024
     max_recent_usages: int = 20_000
     recent_usage_ttl_s: float = 3600.0
+    start_timeout_s: float = 900.0
     shutdown_grace_s: float = 30.0
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()

@@ -11,8 +11,9 @@ class ScheduledChunk:
     """A run of tokens of one sequence to be computed in this step.
 
     ``token_ids`` are the tokens at positions ``start .. start+len(token_ids)-1``; the KV of everything before
-    ``start`` is already in the blocks of ``block_table``. ``needs_logits``: the last token of the chunk is the
-    last known token of the sequence, so a new token is sampled from its logits.
+    ``start`` is already in the blocks of ``block_table``, which stays the planner's: it is read during the
+    step and not kept. ``needs_logits``: the last token of the chunk is the last known token of the sequence,
+    so a new token is sampled from its logits.
     """
 
     sequence_id: int

@@ -1,0 +1,171 @@
+"""What crosses the line between the HTTP process of a replica and its engine process.
+
+A leaf module: no torch, no sockets. Frames are msgpack arrays (:mod:`backend.engine.frames`); both ends are
+always the same version of the code, so fields may change freely.
+
+========================  ================================================================================
+towards the engine        :class:`Configure` (once, first), :class:`SequenceRequest`, :class:`AbortSequences`
+from the engine           :class:`StartProgress`, then :class:`EngineInfo` or :class:`StartFailed`, then one
+                          :class:`StepOutputs` per step
+========================  ================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from backend.config import BackendConfig
+
+SequenceFinish = Literal["stop", "length", "abort", "error"]
+
+RefusalCode = Literal["context_length_exceeded", "invalid_request", "queue_full", "queue_timeout", "busy"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How the next token of one sequence is chosen.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. ``seed`` None draws a fresh
+    seed; with a seed the tokens are the same whatever else is in the batch (give the choices of one request
+    ``seed + index``). ``frequency_penalty`` and ``presence_penalty`` look at generated tokens,
+    ``repetition_penalty`` at the prompt too. ``num_logprobs`` None asks for no log probabilities, 0 for those
+    of the chosen tokens only, N for the N likeliest as well; they are the log-softmax of the model's own
+    logits, before bias, penalties and temperature. ``max_tokens`` counts generated tokens, at least 1.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    num_logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="request"):
+    """One sequence to generate. A request with ``n`` choices is ``n`` sequences of the same prompt.
+
+    ``sequence_id`` comes from :meth:`backend.engine.client.EngineClient.new_sequence_id`. ``cache_salt``
+    roots the block hashes: only sequences with the same salt share cached blocks. ``block_extras`` are further
+    bytes of the hash of single prompt blocks by block index (digests of what a placeholder token stands for).
+    ``reject_if_busy`` refuses the sequence when it would have to wait for a place in the batch.
+    """
+
+    sequence_id: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    cache_salt: bytes = b""
+    block_extras: dict[int, bytes] = {}
+    reject_if_busy: bool = False
+
+
+class AbortSequences(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """Stop these sequences; unknown and finished ones are ignored."""
+
+    sequence_ids: list[int]
+
+
+class Configure(msgspec.Struct, frozen=True, array_like=True, tag="configure"):
+    """The first frame: what to load."""
+
+    config: BackendConfig
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probability (natural) of one generated token, and the likeliest tokens at its position in order."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """New tokens of one sequence; the one with a ``finish_reason`` is its last.
+
+    ``token_ids`` are all generated tokens, to be counted as completion tokens. With ``finish_reason`` "stop"
+    the last of them is the stop token (end of sequence or one of ``stop_token_ids``), which is not text.
+    ``logprobs`` has one entry per token when asked for. ``cached_prompt_tokens`` was fixed at first admission
+    (0 for a sequence that ended before it). ``queue_wait_s``: from arrival to first admission.
+    ``refusal`` is set when the sequence was never admitted, ``message`` says why in one sentence (also for
+    "error").
+    """
+
+    sequence_id: int
+    token_ids: list[int] = []
+    finish_reason: SequenceFinish | None = None
+    cached_prompt_tokens: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    queue_wait_s: float = 0.0
+    refusal: RefusalCode | None = None
+    message: str = ""
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Gauges as of the last step, and counters since the start of the engine.
+
+    ``num_blocks`` = free + cached + used; cached blocks hold reusable KV that nobody reads at the moment.
+    ``prompt_tokens`` and ``cached_prompt_tokens`` count at first admission, so that their ratio is the hit
+    rate; ``computed_tokens`` counts every token that went through the model, again after a preemption too.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0
+    computed_tokens: int = 0
+    num_preemptions: int = 0
+    num_requests: int = 0
+    num_aborts: int = 0
+    num_refusals: int = 0
+    num_evictions: int = 0
+    num_steps: int = 0
+    busy_s: float = 0.0
+
+
+class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):
+    """All that one step produced, in one frame."""
+
+    outputs: list[TokenOutput]
+    stats: EngineStats
+
+
+class StartProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """``fraction`` is 0 to 1 of the start, ``stage`` a few words for people."""
+
+    fraction: float
+    stage: str
+
+
+class StartFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The engine could not start; ``message`` names what to fix."""
+
+    message: str
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="ready"):
+    """The engine is ready. Lengths in tokens; the KV pool holds ``num_blocks * block_size`` of them."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    num_blocks: int
+    kv_bytes_per_token: int
+    device: str
+    max_running: int
+    max_waiting: int
+
+
+ToEngine = Configure | SequenceRequest | AbortSequences
+FromEngine = StartProgress | StartFailed | EngineInfo | StepOutputs
