@@ -28,11 +28,11 @@ class ConfigError(ValueError):
     """The configuration cannot be used; the message names the file and the key at fault."""
 
 
-class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A configuration section: immutable, and a typo in a key is an error."""
 
 
-class ModelConfig(_Section):
+class ModelConfig(_Section, frozen=True, kw_only=True):
     """One catalog entry. ``source`` is ``embedded`` or the path of a checkpoint directory or GGUF file."""
 
     id: str
@@ -49,7 +49,7 @@ class ModelConfig(_Section):
         return self.source == "embedded"
 
 
-class ReplicasConfig(_Section):
+class ReplicasConfig(_Section, frozen=True, kw_only=True):
     """The local replicas, all alike, on consecutive ports, and the addresses of replicas run elsewhere.
 
     ``model`` is the catalog id that the local ones serve; empty means the first of ``models``.
@@ -70,7 +70,7 @@ class ReplicasConfig(_Section):
     addresses: list[ReplicaAddress] = []
 
 
-class SupervisorConfig(_Section):
+class SupervisorConfig(_Section, frozen=True, kw_only=True):
     """How ``embergate up`` watches its processes.
 
     A process that dies is started again after ``backoff_initial_s``, doubled with each death up to
@@ -89,7 +89,7 @@ class SupervisorConfig(_Section):
     log_num_backups: int = 3
 
 
-class Config(_Section):
+class Config(_Section, frozen=True, kw_only=True):
     """The whole of ``config.yaml``. ``data_dir`` is relative to the file's own directory."""
 
     models: list[ModelConfig]

@@ -1,6 +1,6 @@
 """Reads ``config.yaml``: finds it, decodes it whole and strictly, and refuses what cannot be honoured.
 
-Unknown keys, duplicate keys, wrong types and impossible values are each refused with the path of the one key at
+Unknown keys, duplicate keys, wrong types and impossible values are each refused with the path of the key at
 fault, as in ``gateway.prot: unknown key; did you mean port?``.
 """
 

@@ -1,0 +1,45 @@
+"""Where everything lies in the data directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+
+class DataLayout(msgspec.Struct, frozen=True):
+    """Paths below ``root``, the data directory. Nothing here touches the disk."""
+
+    root: Path
+
+    @property
+    def dev_env(self) -> Path:
+        """The development account: ``EMBERGATE_URL``, ``_ACCOUNT_ID`` and ``_API_TOKEN``; mode 600."""
+        return self.root / "dev.env"
+
+    @property
+    def secrets_dir(self) -> Path:
+        """The installation's own secrets, each a file of mode 600."""
+        return self.root / "secrets"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def run_dir(self) -> Path:
+        """The lock and the state of the running processes."""
+        return self.root / "run"
+
+    @property
+    def models_dir(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def embedded_dir(self) -> Path:
+        """The embedded model: its source and one checkpoint directory per form."""
+        return self.models_dir / "smollm2-135m-instruct"
+
+    def embedded_checkpoint(self, form: str) -> Path:
+        """The checkpoint directory of the embedded model in ``form`` (``kimi`` or ``llama``)."""
+        return self.embedded_dir / form
