@@ -54,6 +54,19 @@ class DeviceConfig(_Section):
     weights: Literal["auto", "packed", "float32"] = "auto"
 
 
+class TextConfig(_Section):
+    """The text side of a replica. Sizes in characters.
+
+    ``max_inline_chars``: a longer conversation is rendered and encoded in a thread, beside the event loop.
+    ``encode_cache_chars``: encoded pieces of conversations kept for their next turn.
+    """
+
+    max_inline_chars: int = 2048
+    encode_cache_chars: int = 16_000_000
+    max_stop_strings: int = 16
+    max_stop_chars: int = 4096
+
+
 class TelemetryConfig(_Section):
     otlp_endpoint: str = ""
     service_name: str = "embergate-replica"
@@ -61,7 +74,10 @@ class TelemetryConfig(_Section):
 
 
 class BackendConfig(_Section):
-    """One replica: an HTTP process and its engine."""
+    """One replica: an HTTP process and its engine.
+
+    ``max_write_stall_s``: a reader that takes nothing for so long has its request aborted.
+    """
 
     replica_id: str
     model: ModelSource
@@ -69,6 +85,8 @@ class BackendConfig(_Section):
     port: int = 8801
     pool_token: str = ""
     max_body_bytes: int = 64 * 1024 * 1024
+    max_choices: int = 128
+    max_write_stall_s: float = 60.0
     max_recent_usages: int = 20_000
     recent_usage_ttl_s: float = 3600.0
     start_timeout_s: float = 900.0
@@ -76,4 +94,5 @@ class BackendConfig(_Section):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     device: DeviceConfig = DeviceConfig()
+    text: TextConfig = TextConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -10,7 +10,7 @@ Routes of a replica (all but /health and /metrics want ``authorization: Bearer <
 
 ======================================  =====================================================================
 ``POST /v1/chat/completions``           :class:`ReplicaRequest` -> ``chat.completion`` or an SSE stream
-``POST /abort``                         :class:`AbortRequest`; idempotent in every state of the request
+``POST /abort``                         :class:`AbortRequest` -> :class:`AbortResult`; idempotent in every state
 ``GET /health``                         :class:`Health`; 200 when ready, 503 while starting or draining
 ``GET /stats``                          :class:`ReplicaStats`
 ``GET /usages?after=SEQUENCE``          :class:`RecentUsages`; what the gateway reconciles with after a crash
@@ -112,6 +112,8 @@ class ReplicaRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class AbortRequest(msgspec.Struct, frozen=True):
+    """Stop a request. A stream that is still read ends with ``finish_reason`` "abort", usage and ``[DONE]``."""
+
     request_id: str
 
 
@@ -165,6 +167,17 @@ class RecentUsage(msgspec.Struct, frozen=True, kw_only=True):
     usage: TokenUsage
     finish_reason: FinishReason
     finished_at: float
+
+
+class AbortResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the request: answered when its blocks are free and its counts are final.
+
+    ``usage`` is null when the replica does not know the request (never arrived, refused, or long gone) or when
+    the engine did not confirm the end in time.
+    """
+
+    request_id: str
+    usage: RecentUsage | None = None
 
 
 class RecentUsages(msgspec.Struct, frozen=True, kw_only=True):
