@@ -1,19 +1,19 @@
 """One request and its answer, seen by a handler that does not know the transport.
 
 Two transports implement :class:`Exchange`: the lean protocol of the hot routes
-(:mod:`gateway.edge.protocol`) and an adapter over aiohttp (:mod:`gateway.edge.aiohttp_exchange`), so that every
-handler also works as an ordinary aiohttp route. The answer side is synchronous: bytes are buffered by the
-transport, and slow readers show in :attr:`Exchange.is_writable` instead of in an await per chunk.
+(:mod:`gateway.edge.protocol`) and an adapter over aiohttp (:mod:`gateway.edge.aiohttp_exchange`), so that
+every handler also works as an ordinary aiohttp route. The answer side is synchronous: bytes are buffered by
+the transport, and slow readers show in :attr:`Exchange.is_writable` instead of in an await per chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
 
 Headers = Sequence[tuple[str, str]]
-"""Response headers in order. Framing (``content-length``, ``transfer-encoding``, ``connection``) belongs to the
-transport and must not be among them."""
+"""Response headers in order. Framing (``content-length``, ``transfer-encoding``, ``connection``) belongs to
+the transport and must not be among them."""
 
 
 class ResponseStateError(RuntimeError):
@@ -24,8 +24,8 @@ class Exchange(Protocol):
     """A request that was read completely, and the means to answer it once.
 
     Order of an answer: either one :meth:`respond`, or :meth:`start_stream`, any number of :meth:`write`, then
-    :meth:`finish` (clean end) or :meth:`abort` (the client can tell that the answer is not complete). After the
-    client has gone all of these are silent no-ops, so that a handler need not check before each call.
+    :meth:`finish` (clean end) or :meth:`abort` (the client can tell that the answer is not complete). After
+    the client has gone all of these are silent no-ops, so that a handler need not check before each call.
     All methods belong to the event loop's thread.
     """
 
@@ -66,7 +66,7 @@ class Exchange(Protocol):
         """False while more than ``write_buffer_bytes`` wait for a slow reader."""
 
     def on_disconnect(self, callback: Callable[[], None] | None) -> None:
-        """Call ``callback`` once when the client goes before the answer ended (soon, if it already has).
+        """Call ``callback`` once when the client goes before the answer ended (at once, if it already has).
 
         A later call replaces the callback, ``None`` removes it. It is not called after the answer ended.
         """
@@ -86,7 +86,9 @@ class Exchange(Protocol):
         """
 
     def start_stream(self, status: int, headers: Headers) -> None:
-        """Start an answer of unknown length. The head leaves with the first :meth:`write`, or by itself soon."""
+        """Start an answer of unknown length. Its head leaves together with a :meth:`write` of the same
+        moment.
+        """
 
     def write(self, data: bytes) -> None:
         """Send ``data`` (not empty) as one piece of a started stream."""
@@ -98,5 +100,7 @@ class Exchange(Protocol):
         """Close the connection without a clean end, after what was written so far has left."""
 
 
-Handler = Callable[[Exchange], Awaitable[None]]
-"""A hot route. Must answer the exchange before it returns; when it does not, the transport answers 500 or aborts."""
+Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
+"""A hot route. Must answer the exchange before it returns; when it does not, the transport answers 500 or
+aborts.
+"""

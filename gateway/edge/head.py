@@ -1,0 +1,109 @@
+"""Request heads in, response heads out: the text part of HTTP/1.1."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import httptools
+
+from gateway.edge.exchange import Headers
+
+_STATUS_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
+
+
+class BadHeadError(ValueError):
+    """The bytes are not a request that we serve; ``status`` is what to answer."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RequestHead:
+    """The parsed head of one request.
+
+    ``content_length`` is 0 when there is no body and -1 when the body is chunked. ``keep_alive`` says whether
+    the client wants to go on using the connection.
+    """
+
+    __slots__ = ("content_length", "headers", "is_http_1_0", "keep_alive", "method", "path", "query", "url")
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.method = ""
+        self.path = ""
+        self.query = ""
+        self.headers: dict[str, str] = {}
+        self.content_length = 0
+        self.is_http_1_0 = False
+        self.keep_alive = True
+
+    def on_url(self, url: bytes) -> None:
+        """Called by the parser."""
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser. Latin-1 keeps every byte and can always be encoded again."""
+        key = name.decode("latin-1").lower()
+        text = value.decode("latin-1").strip(" \t")
+        headers = self.headers
+        if key in headers:
+            text = f"{headers[key]}, {text}"
+        headers[key] = text
+
+
+def parse_head(data: bytes) -> RequestHead:
+    """Parse ``data``, which ends with the empty line after the headers.
+
+    The strictness against request smuggling is llhttp's: a head with both Content-Length and
+    Transfer-Encoding, two Content-Lengths, folded headers, lone line breaks or spaces before a colon is
+    refused.
+
+    Raises:
+        BadHeadError: malformed, or a version or coding that we do not speak.
+    """
+    head = RequestHead()
+    parser = httptools.HttpRequestParser(head)
+    try:
+        parser.feed_data(data)
+    except httptools.HttpParserUpgrade:
+        pass
+    except httptools.HttpParserError as error:
+        raise BadHeadError(400, f"malformed request: {error}") from None
+    version = parser.get_http_version()
+    if version == "1.0":
+        head.is_http_1_0 = True
+    elif version != "1.1":
+        raise BadHeadError(505, f"HTTP/{version} is not supported")
+    head.method = parser.get_method().decode("latin-1")
+    head.keep_alive = parser.should_keep_alive()
+    path, _, query = head.url.partition(b"?")
+    head.path = path.decode("latin-1")
+    head.query = query.decode("latin-1")
+    _read_framing(head)
+    return head
+
+
+def _read_framing(head: RequestHead) -> None:
+    headers = head.headers
+    length = headers.get("content-length")
+    if length is not None:
+        head.content_length = int(length)
+    coding = headers.get("transfer-encoding")
+    if coding is not None:
+        if coding.lower() != "chunked" or head.is_http_1_0:
+            raise BadHeadError(400, f"transfer-encoding {coding!r} is not supported")
+        head.content_length = -1
+
+
+def response_head(status: int, headers: Headers, framing: str) -> bytes:
+    """Build a response head; ``framing`` is the transport's own header lines, each with its line break.
+
+    Raises:
+        ValueError: a header holds a line break or a character outside of Latin-1.
+    """
+    block = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    if block.count("\n") != len(headers) or block.count("\r") != len(headers):
+        raise ValueError("a response header holds a line break")
+    line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
+    return f"{line}{block}{framing}\r\n".encode("latin-1")
