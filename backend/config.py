@@ -11,7 +11,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A configuration section: immutable, and a typo in a key is an error."""
 
 
-class ModelSource(_Section):
+class ModelSource(_Section, frozen=True):
     """What a replica loads.
 
     ``path`` is a directory with ``config.json``, safetensors and a tokenizer, or a GGUF file.
@@ -23,7 +23,7 @@ class ModelSource(_Section):
     max_model_len: int = 8192
 
 
-class CacheConfig(_Section):
+class CacheConfig(_Section, frozen=True):
     """The KV block pool. ``num_blocks`` null takes ``memory_gib`` of the device instead."""
 
     block_size: int = 16
@@ -32,7 +32,7 @@ class CacheConfig(_Section):
     enable_prefix_cache: bool = True
 
 
-class SchedulerConfig(_Section):
+class SchedulerConfig(_Section, frozen=True):
     """Budgets of one engine step and of the admission queue."""
 
     max_tokens_per_step: int = 512
@@ -41,7 +41,7 @@ class SchedulerConfig(_Section):
     max_queue_wait_s: float = 60.0
 
 
-class DeviceConfig(_Section):
+class DeviceConfig(_Section, frozen=True):
     """``device`` auto takes CUDA when there is one. ``threads`` 0 shares the cores among the replicas.
 
     ``weights``: how linear layers are held on a CPU: ``packed`` as the checkpoint has them (native kernels,
@@ -54,7 +54,7 @@ class DeviceConfig(_Section):
     weights: Literal["auto", "packed", "float32"] = "auto"
 
 
-class TextConfig(_Section):
+class TextConfig(_Section, frozen=True):
     """The text side of a replica. Sizes in characters.
 
     ``max_inline_chars``: a longer conversation is rendered and encoded in a thread, beside the event loop.
@@ -67,13 +67,13 @@ class TextConfig(_Section):
     max_stop_chars: int = 4096
 
 
-class TelemetryConfig(_Section):
+class TelemetryConfig(_Section, frozen=True):
     otlp_endpoint: str = ""
     service_name: str = "embergate-replica"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-class BackendConfig(_Section):
+class BackendConfig(_Section, frozen=True):
     """One replica: an HTTP process and its engine.
 
     ``max_write_stall_s``: a reader that takes nothing for so long has its request aborted.
