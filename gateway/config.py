@@ -5,9 +5,12 @@ Units stand last in the names. Unknown keys are refused with their path by whoev
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+AtLeastOne = Annotated[int, Meta(ge=1)]
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,7 +22,7 @@ class ReplicaAddress(_Section):
 
     id: str
     url: str
-    weight: float = 1.0
+    weight: Annotated[float, Meta(gt=0)] = 1.0
     models: list[str] = []
 
 
@@ -68,9 +71,9 @@ class HealthConfig(_Section):
 class RateLimits(_Section):
     """Limits of one account. ``requests_per_minute`` is a token bucket per account and model."""
 
-    requests_per_minute: int = 300
-    burst_requests: int | None = None
-    max_concurrent_requests: int = 64
+    requests_per_minute: AtLeastOne = 300
+    burst_requests: AtLeastOne | None = None
+    max_concurrent_requests: AtLeastOne = 64
 
 
 class LimitsConfig(_Section):

@@ -1,0 +1,124 @@
+"""Who is calling: API token -> Principal, and what follows from the account.
+
+Tokens are looked up by their SHA-256, so no comparison of secrets leaks its progress in time. Answers of the
+directory, also negative ones, are kept for ``cache_ttl_s``: that is how long a revoked token can still be used.
+Entries in the second half of their life are renewed in the background, so that requests rarely wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+from billing.accounts import Principal, hash_token
+from gateway.config import AuthConfig
+from gateway.errors import Reason, Refusal, unauthenticated
+from gateway.framing import framed
+
+RUN_PERMISSION = "ai:run"
+_SALT_DOMAIN = b"embergate prefix cache salt v1"
+
+
+class PrincipalDirectory(Protocol):
+    """Where principals are looked up; blocking."""
+
+    def find_principal(self, token_hash: bytes) -> Principal | None:
+        """The caller who shows a token with this hash; None when unknown or revoked."""
+
+
+class _Entry:
+    __slots__ = ("expires_at", "principal")
+
+    def __init__(self, principal: Principal | None, expires_at: float) -> None:
+        self.principal = principal
+        self.expires_at = expires_at
+
+
+class Authenticator:
+    """Checks bearer tokens against a directory, through a bounded cache. Belongs to one event loop."""
+
+    def __init__(self, directory: PrincipalDirectory, config: AuthConfig, clock: Callable[[], float]) -> None:
+        self._directory = directory
+        self._config = config
+        self._clock = clock
+        self._cache: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._lookups: dict[bytes, asyncio.Task[Principal | None]] = {}
+
+    async def authenticate(self, authorization: str | None, account_id: str) -> Principal:
+        """The caller, who must belong to the account that the path names.
+
+        Raises:
+            Refusal: 401 when there is no valid token of this account; 403 when it may not run models.
+        """
+        secret = _bearer_token(authorization)
+        if secret is None:
+            raise unauthenticated()
+        principal = await self._find(hash_token(secret))
+        if principal is None or not hmac.compare_digest(
+            principal.account_id.encode(), account_id.encode("utf-8", "surrogatepass")
+        ):
+            raise unauthenticated()
+        if RUN_PERMISSION not in principal.permissions:
+            raise Refusal(Reason.NOT_PERMITTED, f"The API token lacks the permission {RUN_PERMISSION}")
+        return principal
+
+    async def _find(self, token_hash: bytes) -> Principal | None:
+        entry = self._cache.get(token_hash)
+        remaining = -1.0 if entry is None else entry.expires_at - self._clock()
+        if entry is not None and remaining > 0:
+            if remaining < self._config.cache_ttl_s / 2:
+                self._look_up(token_hash)
+            return entry.principal
+        return await asyncio.shield(self._look_up(token_hash))
+
+    def _look_up(self, token_hash: bytes) -> asyncio.Task[Principal | None]:
+        """One look-up per token at a time, whoever asks."""
+        lookup = self._lookups.get(token_hash)
+        if lookup is None:
+            lookup = asyncio.ensure_future(self._fetch(token_hash))
+            self._lookups[token_hash] = lookup
+            lookup.add_done_callback(lambda done: self._forget(token_hash, done))
+        return lookup
+
+    def _forget(self, token_hash: bytes, lookup: asyncio.Task[Principal | None]) -> None:
+        del self._lookups[token_hash]
+        if not lookup.cancelled():
+            lookup.exception()  # retrieved: a failed renewal shows at the next look-up that somebody waits for
+
+    async def _fetch(self, token_hash: bytes) -> Principal | None:
+        asked_at = self._clock()  # the answer may already be this old when it comes
+        principal = await asyncio.to_thread(self._directory.find_principal, token_hash)
+        self._cache.pop(token_hash, None)
+        self._cache[token_hash] = _Entry(principal, asked_at + self._config.cache_ttl_s)
+        while len(self._cache) > self._config.max_cached_tokens:
+            self._cache.popitem(last=False)
+        return principal
+
+
+def _bearer_token(authorization: str | None) -> str | None:
+    if authorization is None:
+        return None
+    scheme, _, secret = authorization.partition(" ")
+    secret = secret.strip()
+    return secret if scheme.lower() == "bearer" and secret else None
+
+
+class SaltMaker:
+    """Derives the root of an account's block hashes, so that no account can observe another's prefix cache."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+        self._salts: dict[str, str] = {}
+
+    def salt_for(self, account_id: str) -> str:
+        """64 hexadecimal characters; the same for an account for as long as the server secret lives."""
+        salt = self._salts.get(account_id)
+        if salt is None:
+            message = framed(_SALT_DOMAIN, account_id.encode())
+            salt = hmac.new(self._secret, message, hashlib.sha256).hexdigest()
+            self._salts[account_id] = salt
+        return salt

@@ -1,0 +1,62 @@
+"""Asks every replica how it is, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from backend.wire import Health
+from gateway.client import ReplicaClient, ReplicaError
+from gateway.config import HealthConfig
+from gateway.replicas import HealthState, Replica, ReplicaTable
+
+_log = logging.getLogger(__name__)
+_MAX_HEALTH_BYTES = 64 * 1024
+
+
+class HealthProber:
+    """One task per replica, each probing every ``probe_interval_s``."""
+
+    def __init__(self, table: ReplicaTable, client: ReplicaClient, config: HealthConfig) -> None:
+        self._table = table
+        self._client = client
+        self._config = config
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Probe every replica once, so that the table is right from the first request on; then go on probing."""
+        await asyncio.gather(*(self._probe(replica) for replica in self._table.replicas))
+        self._tasks = [asyncio.create_task(self._keep_probing(replica)) for replica in self._table.replicas]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    async def _keep_probing(self, replica: Replica) -> None:
+        while True:
+            await asyncio.sleep(self._config.probe_interval_s)
+            await self._probe(replica)
+
+    async def _probe(self, replica: Replica) -> None:
+        before = replica.health
+        health = await self._ask(replica)
+        if health is None:
+            self._table.report_failure(replica)
+        else:
+            self._table.report_answer(replica, health)
+        if replica.health != before:
+            _log.info("replica %s: %s -> %s", replica.id, before, replica.health)
+
+    async def _ask(self, replica: Replica) -> HealthState | None:
+        """What the replica says about itself; None when it says nothing, or nothing that can be understood."""
+        try:
+            _, body = await self._client.fetch(
+                replica.address, "/health", timeout_s=self._config.probe_timeout_s, limit=_MAX_HEALTH_BYTES
+            )
+            return msgspec.json.decode(body, type=Health).status
+        except (ReplicaError, msgspec.DecodeError):
+            return None

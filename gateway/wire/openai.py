@@ -1,0 +1,309 @@
+"""The OpenAI chat-completions form: what a client may send, and the ends of answers.
+
+A body is decoded once. Unknown fields are ignored; a known field with a wrong value, or one that cannot be
+honoured, is refused by name. ``messages`` stay plain data, because the chat template reads them as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from backend.wire import TokenUsage
+from gateway.errors import Reason, Refusal, bad_input
+from gateway.wire.workers_ai import RunOptions
+
+DONE_FRAME = b"data: [DONE]\n\n"
+
+_ROLES = frozenset(("developer", "system", "user", "assistant", "tool", "function"))
+_ROLES_WITH_OPTIONAL_CONTENT = frozenset(("assistant", "tool", "function"))
+_TOOL_CHOICES = ("none", "auto", "required")
+_MAX_CHOICES = 128
+_MAX_LOGIT_BIAS = 1024
+
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+NumTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class ChatBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A request body. Every field may also be null, which means the default."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: NumTokens | None = None
+    max_completion_tokens: NumTokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    n: Annotated[int, Meta(ge=1, le=_MAX_CHOICES)] | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    modalities: list[str] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    options: RunOptions | None = None
+    requests: msgspec.Raw = msgspec.Raw()
+    request_id: msgspec.Raw = msgspec.Raw()
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A validated request: what :class:`ChatBody` means, with only what later steps decide upon pulled out."""
+
+    body: ChatBody
+    model: str
+    messages: list[dict[str, Any]]
+    stop: list[str]
+    max_tokens: int | None
+    num_choices: int
+    is_stream: bool
+    includes_usage: bool
+    rejects_if_busy: bool
+
+
+class _NeuronUsage(msgspec.Struct, frozen=True):
+    """Usage as clients see it: the engine's counts, and what they cost in neurons."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: msgspec.Struct
+    completion_tokens_details: msgspec.Struct
+    neurons: float
+
+
+class _StreamError(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    code: str
+    param: None = None
+
+
+_body_decoder = msgspec.json.Decoder(ChatBody)
+_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def decode_chat(raw: bytes, *, path_model: str | None, allows_prompt: bool, max_choices: int) -> ChatRequest:
+    """Decode and check a request body.
+
+    Args:
+        raw: the body.
+        path_model: the model that the path names; it wins over the body's.
+        allows_prompt: whether ``{"prompt": "..."}`` may stand in for messages.
+        max_choices: most choices (``n``) that one request may ask for here.
+
+    Raises:
+        Refusal: 400, naming the one wrong field.
+    """
+    if not raw:
+        raise Refusal(Reason.MISSING_BODY, "Request is missing headers or body: body")
+    try:
+        body = _body_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _explain(error) from error
+    model = path_model or body.model
+    if not model:
+        raise bad_input("/model", "is required")
+    messages = _messages_of(body, allows_prompt)
+    _check_choices(body, max_choices)
+    _check_unsupported(body)
+    stream_options = body.stream_options
+    return ChatRequest(
+        body=body,
+        model=model,
+        messages=messages,
+        stop=_stop_of(body),
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        num_choices=body.n or 1,
+        is_stream=bool(body.stream),
+        includes_usage=bool(stream_options and stream_options.include_usage),
+        rejects_if_busy=bool(body.options and body.options.reject_if_busy),
+    )
+
+
+def _messages_of(body: ChatBody, allows_prompt: bool) -> list[dict[str, Any]]:
+    if body.requests or body.request_id:
+        pointer = "/requests" if body.requests else "/request_id"
+        raise bad_input(pointer, "asynchronous batches are not available here; send one request with 'messages'")
+    if body.messages is None:
+        if allows_prompt and body.prompt:
+            return [{"role": "user", "content": body.prompt}]
+        raise bad_input("/messages", "is required")
+    if not body.messages:
+        raise bad_input("/messages", "must hold at least one message")
+    for index, message in enumerate(body.messages):
+        _check_message(index, message)
+    return body.messages
+
+
+def _check_message(index: int, message: dict[str, Any]) -> None:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise bad_input(f"/messages/{index}/role", f"must be one of {', '.join(sorted(_ROLES))}")
+    content = message.get("content")
+    if isinstance(content, list):
+        _check_parts(f"/messages/{index}/content", content)
+    elif content is None:
+        if role not in _ROLES_WITH_OPTIONAL_CONTENT:
+            raise bad_input(f"/messages/{index}/content", f"is required for role {role}")
+    elif not isinstance(content, str):
+        raise bad_input(f"/messages/{index}/content", "must be a string, an array of parts, or null")
+    if message.get("tool_calls"):
+        _check_tool_calls(f"/messages/{index}/tool_calls", message["tool_calls"])
+
+
+def _check_parts(pointer: str, parts: list[Any]) -> None:
+    for index, part in enumerate(parts):
+        if not isinstance(part, dict):
+            raise bad_input(f"{pointer}/{index}", "must be an object with a type")
+        kind = part.get("type")
+        if kind == "text":
+            if not isinstance(part.get("text"), str):
+                raise bad_input(f"{pointer}/{index}/text", "must be a string")
+        elif kind != "refusal":
+            raise bad_input(f"{pointer}/{index}/type", "only 'text' parts are supported by this model")
+
+
+def _check_tool_calls(pointer: str, calls: Any) -> None:
+    if not isinstance(calls, list):
+        raise bad_input(pointer, "must be an array")
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise bad_input(f"{pointer}/{index}/function/name", "must be a string")
+        if not isinstance(function.get("arguments"), str | dict | None):
+            raise bad_input(f"{pointer}/{index}/function/arguments", "must be a JSON object in a string")
+
+
+def _check_choices(body: ChatBody, max_choices: int) -> None:
+    if body.n is not None and body.n > max_choices:
+        raise bad_input("/n", f"this gateway serves at most {max_choices} choices per request")
+    if body.top_logprobs and not body.logprobs:
+        raise bad_input("/top_logprobs", "needs 'logprobs': true")
+    if body.logit_bias:
+        if len(body.logit_bias) > _MAX_LOGIT_BIAS:
+            raise bad_input("/logit_bias", f"must have at most {_MAX_LOGIT_BIAS} entries")
+        for token in body.logit_bias:
+            if not (token.isascii() and token.isdigit()):
+                raise bad_input("/logit_bias", "keys must be token ids")
+
+
+def _check_unsupported(body: ChatBody) -> None:
+    """Refuse what cannot be honoured: an answer that silently ignores it would be wrong."""
+    choice = body.tool_choice
+    if isinstance(choice, str) and choice not in _TOOL_CHOICES:
+        raise bad_input("/tool_choice", f"must be one of {', '.join(_TOOL_CHOICES)} or a named function")
+    if body.tools and choice != "none":
+        raise bad_input("/tools", "this model does not support tool calling; leave tools out or send "
+                        "'tool_choice': 'none'")
+    if not body.tools and choice is not None and choice not in ("none", "auto"):
+        raise bad_input("/tool_choice", "asks for a tool call, but there are no tools")
+    if body.functions and body.function_call != "none":
+        raise bad_input("/functions", "this model does not support tool calling")
+    if body.response_format is not None and body.response_format.type != "text":
+        raise bad_input("/response_format/type", "this model supports 'text' only")
+    if body.modalities and body.modalities != ["text"]:
+        raise bad_input("/modalities", "this model answers with text only")
+
+
+def _stop_of(body: ChatBody) -> list[str]:
+    stop = body.stop
+    if stop is None:
+        return []
+    strings = [stop] if isinstance(stop, str) else stop
+    if len(strings) > 4:
+        raise bad_input("/stop", "must be a string or at most 4 strings")
+    if not all(strings):
+        raise bad_input("/stop", "must not hold an empty string")
+    return strings
+
+
+_AT = re.compile(r"^(?P<problem>.*?) - at `(?P<path>\$.*)`$", re.DOTALL)
+_AT_KEY = re.compile(r"^(?P<problem>.*?) - at `key` in `(?P<path>\$.*)`$", re.DOTALL)
+
+
+def _explain(error: Exception) -> Refusal:
+    """A decoding error as a refusal that names the field."""
+    text = str(error)
+    if not isinstance(error, msgspec.ValidationError):
+        return Refusal(Reason.BAD_INPUT, f"Bad input: the body is not valid JSON: {text}")
+    found = _AT_KEY.match(text) or _AT.match(text)
+    if found is None:
+        return bad_input("/", f"{text[:1].lower()}{text[1:]}")
+    pointer = found["path"][1:].replace("[...]", "").replace(".", "/").replace("[", "/").replace("]", "")
+    problem = found["problem"]
+    return bad_input(pointer or "/", f"{problem[:1].lower()}{problem[1:]}".replace("`", ""))
+
+
+def encode_usage(usage: TokenUsage, neurons_e4: int) -> bytes:
+    """The authoritative ``usage`` object, with ``neurons`` to four decimals."""
+    return msgspec.json.encode(
+        _NeuronUsage(
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.total_tokens,
+            usage.prompt_tokens_details,
+            usage.completion_tokens_details,
+            neurons_e4 / 10_000,
+        )
+    )
+
+
+def with_usage(completion: bytes, usage: bytes) -> bytes:
+    """An encoded completion or chunk with its ``usage`` replaced; nothing else in it is looked at.
+
+    Raises:
+        msgspec.DecodeError: when ``completion`` is no JSON object.
+    """
+    members = _object_decoder.decode(completion)
+    members["usage"] = msgspec.Raw(usage)
+    return msgspec.json.encode(members)
+
+
+def usage_of(completion: bytes) -> msgspec.Raw | None:
+    """The raw ``usage`` of an encoded completion, or None. Raises msgspec.DecodeError like :func:`with_usage`."""
+    return _object_decoder.decode(completion).get("usage")
+
+
+def frame(data: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + data + b"\n\n"
+
+
+def error_frame(code: str, message: str) -> bytes:
+    """The event that ends a stream which cannot be completed; no ``[DONE]`` follows it."""
+    return frame(msgspec.json.encode({"error": _StreamError(message, "server_error", code)}))
+
+
+def encode_model_list(models: Sequence[tuple[str, str]], created: int) -> bytes:
+    """An OpenAI model list of (id, owner)."""
+    data = [{"id": model, "object": "model", "created": created, "owned_by": owner} for model, owner in models]
+    return msgspec.json.encode({"object": "list", "data": data})

@@ -1,0 +1,118 @@
+"""The forms of Workers AI: envelopes, the native stream tail, run options and resource paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import unquote
+
+import msgspec
+
+from gateway.errors import Reason, Refusal
+
+_ACCOUNTS = "/client/v4/accounts/"
+_RUN = "ai/run"
+_CHAT_COMPLETIONS = "ai/v1/chat/completions"
+_MAX_SESSION_CHARS = 256
+
+
+class RunTarget(msgspec.Struct, frozen=True):
+    """What the path of an inference request names. ``model`` is None when the body has to say it."""
+
+    account_id: str
+    surface: str
+    model: str | None
+
+
+class RunOptions(msgspec.Struct, frozen=True, rename="camel"):
+    """``options`` of a request body; unknown ones are ignored."""
+
+    reject_if_busy: bool | None = None
+    session_affinity: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class _ErrorItem(msgspec.Struct, frozen=True):
+    message: str
+    code: int
+
+
+class _EdgeErrorItem(msgspec.Struct, frozen=True):
+    code: int
+    message: str
+
+
+class _InferenceError(msgspec.Struct, frozen=True):
+    """Key order as the inference layer has it."""
+
+    errors: list[_ErrorItem]
+    success: bool = False
+    result: dict[str, str] = {}
+    messages: list[str] = []
+
+
+class _EdgeError(msgspec.Struct, frozen=True):
+    """Key order as the API edge has it."""
+
+    result: None
+    success: bool
+    errors: list[_EdgeErrorItem]
+    messages: list[str] = []
+
+
+def parse_target(path: str) -> RunTarget | None:
+    """What a raw, still percent-encoded path names; None when it is no inference route."""
+    if not path.startswith(_ACCOUNTS):
+        return None
+    account_id, _, resource = path[len(_ACCOUNTS) :].partition("/")
+    if resource == _CHAT_COMPLETIONS:
+        return RunTarget(account_id, "v1", None)
+    if not resource.startswith(_RUN):
+        return None
+    model = resource[len(_RUN) :]
+    if model in ("", "/"):
+        return RunTarget(account_id, "run", None)
+    if model[0] != "/":
+        return None
+    return RunTarget(account_id, "run", unquote(model[1:]))
+
+
+def affinity_of(headers: Mapping[str, str], options: RunOptions | None) -> str:
+    """The client's affinity value, or "": the header first, then the places where bindings leave it."""
+    value = headers.get("x-session-affinity")
+    if value:
+        return value
+    if options is None:
+        return ""
+    if options.session_affinity:
+        return options.session_affinity
+    for name, option in (options.headers or {}).items():
+        if name.lower() == "x-session-affinity":
+            return option
+    return ""
+
+
+def session_label(affinity: str) -> str:
+    """The affinity value as usage records keep it: bounded."""
+    return affinity[:_MAX_SESSION_CHARS]
+
+
+def encode_refusal(refusal: Refusal, request_id: str) -> bytes:
+    """The error body that clients of Workers AI expect, in the form of the layer that refused."""
+    reason = refusal.reason
+    if reason.layer == "edge":
+        items = [_EdgeErrorItem(reason.code, refusal.message)]
+        if reason is Reason.NO_ROUTE:
+            items.append(_EdgeErrorItem(7000, "No route for that URI"))
+        return msgspec.json.encode(_EdgeError(None, False, items))
+    message = f"AiError: {refusal.message} ({request_id})"
+    return msgspec.json.encode(_InferenceError([_ErrorItem(message, reason.code)]))
+
+
+def envelop(result: bytes) -> bytes:
+    """The success envelope around an encoded result."""
+    return b'{"result":' + result + b',"success":true,"errors":[],"messages":[]}'
+
+
+def native_tail(usage: bytes) -> bytes:
+    """The frame with which native streams end: an empty response and the one authoritative usage."""
+    return b'data: {"response":"","usage":' + usage + b"}\n\n"
