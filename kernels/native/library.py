@@ -1,0 +1,90 @@
+"""The loaded native library: one callable per op, its thread count bound."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from kernels.native.build import NativeBuildError, build_library, default_cache_dir
+from kernels.native.signatures import SIGNATURES
+
+NativeOp = Callable[..., None]
+"""A C function without its first argument, the number of threads: addresses, sizes and flags."""
+
+SWITCH = "EMBERGATE_NATIVE"
+"""Environment variable; ``off`` forces the references."""
+
+
+class NativeLibrary:
+    """The native ops of this process. Calls release the GIL; each op uses up to ``threads`` threads.
+
+    The attributes are the C functions of ``kernels/<op>/native.c``; only the ops' dispatch calls them. An
+    instance belongs to whoever composes the model; it may be used from several threads at once.
+    """
+
+    packed_linear: NativeOp
+    packed_head_linear: NativeOp
+    packed_embedding: NativeOp
+    rms_norm: NativeOp
+    silu_mul: NativeOp
+    rope: NativeOp
+    store_kv: NativeOp
+    store_latent: NativeOp
+    paged_attention: NativeOp
+    paged_mla_decode: NativeOp
+    moe_gate: NativeOp
+    expert_mlp: NativeOp
+
+    def __init__(self, path: Path, threads: int) -> None:
+        """Load the compiled library at ``path``.
+
+        Raises:
+            NativeBuildError: when it cannot be loaded or lacks an op.
+            ValueError: when ``threads`` is below 1.
+        """
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        self.path = path
+        self.threads = threads
+        try:
+            library = ctypes.CDLL(str(path))
+            for name, signature in SIGNATURES.items():
+                setattr(self, name, _bind(library, name, signature, threads))
+        except (OSError, AttributeError) as error:
+            raise NativeBuildError(f"the native library {path} cannot be used: {error}") from error
+
+
+def load_native(
+    threads: int, *, cache_dir: Path | None = None, log: logging.Logger | None = None
+) -> NativeLibrary | None:
+    """Compile (once per source, flags and CPU) and load the native ops; None where that is impossible.
+
+    ``EMBERGATE_NATIVE=off`` in the environment forces None. Without a C compiler, or when it fails, one warning
+    says so and the references serve.
+
+    Args:
+        threads: upper limit of threads per op.
+        cache_dir: where compiled libraries lie; see :func:`kernels.native.build.default_cache_dir`.
+        log: receives the warning; by default the logger ``kernels.native``.
+    """
+    if os.environ.get(SWITCH) == "off":
+        return None
+    try:
+        return NativeLibrary(build_library(cache_dir or default_cache_dir()), threads)
+    except NativeBuildError as error:
+        (log or logging.getLogger("kernels.native")).warning("native CPU kernels are off, torch serves: %s", error)
+        return None
+
+
+def _bind(library: ctypes.CDLL, name: str, signature: str, threads: int) -> NativeOp:
+    function = getattr(library, f"embergate_{name}")
+    function.restype = None
+    function.argtypes = [ctypes.c_int64, *(_C_TYPES[letter] for letter in signature)]
+    return partial(function, threads)
+
+
+_C_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
