@@ -1,0 +1,84 @@
+"""The command line: ``embergate COMMAND``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from embergate.config import ConfigError
+from embergate.refusal import Refusal
+
+_COMMANDS = {
+    "up": ("embergate.commands.up:up", "Start one gateway and its replicas, and keep them running."),
+    "down": ("embergate.commands.down:down", "Stop what runs, in order."),
+    "status": ("embergate.commands.status:status", "Show which processes run and how they are."),
+    "logs": ("embergate.commands.logs:logs", "Show what the processes wrote."),
+    "serve": ("embergate.commands.serve:serve", "Run one process in the foreground, unsupervised."),
+    "accounts": ("embergate.commands.accounts:accounts", "Create and list accounts."),
+    "tokens": ("embergate.commands.tokens:tokens", "Create, list, revoke and import API tokens."),
+    "usage": ("embergate.commands.usage:usage", "Show what was used, and what it costs."),
+    "statement": ("embergate.commands.statement:statement", "Show an account's bill for a month."),
+    "audit": ("embergate.commands.audit:audit", "Prove that usage, prices and ledger agree."),
+    "models": ("embergate.commands.models:models", "List the catalog and prepare the embedded model."),
+    "supervise": ("embergate.commands.supervise:supervise", ""),
+}
+"""Name -> where the command is, and its line in ``--help``. Loaded when used, so that asking is quick."""
+
+
+class _LazyGroup(click.Group):
+    """Imports a command when it runs; listing them imports nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, (_, line) in _COMMANDS.items() if line]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute = _COMMANDS[cmd_name][0].split(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items() if line])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--config", metavar="FILE", help="The configuration file [EMBERGATE_CONFIG, ./config.yaml].")
+@click.version_option(package_name="embergate")
+@click.pass_context
+def cli(context: click.Context, config: str | None) -> None:
+    """A self-hosted Workers AI: gateway, replicas and ledger from one command."""
+    context.obj = config
+
+
+def main() -> None:
+    """Run the command line; whatever goes wrong for a known reason ends in one sentence."""
+    try:
+        cli.main(prog_name="embergate", standalone_mode=False)
+    except click.exceptions.Exit as exit_:
+        sys.exit(exit_.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except (Refusal, ConfigError) as error:
+        _refuse(str(error), 1)
+    except ModuleNotFoundError as error:
+        _refuse(f"the package {error.name} is missing in this environment: run `make install`.", 1)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+
+
+def _refuse(message: str, code: int) -> None:
+    click.echo(f"embergate: {message}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

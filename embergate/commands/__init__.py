@@ -1,0 +1,1 @@
+"""The commands, one module each. They decode arguments, call, and print; they decide nothing."""

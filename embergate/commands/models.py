@@ -1,0 +1,81 @@
+"""``embergate models``"""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from embergate.commands.context import with_settings
+from embergate.config import ModelConfig
+from embergate.config_file import Settings
+from embergate.embedded_model import find_damage, prepare
+from embergate.layout import DataLayout
+from embergate.preflight import check_data_dir
+from embergate.terminal import print_json, print_table, say, voice
+
+
+@click.group()
+def models() -> None:
+    """List the catalog and prepare the embedded model."""
+
+
+@models.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@with_settings
+def list_models(settings: Settings, as_json: bool) -> None:
+    """List the models that clients can ask for."""
+    rows = [_describe(settings, model) for model in settings.config.models]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("id", "form", "source", "state", "replicas", "aliases"),
+        [
+            (row.id, row.form, row.source, row.state, ", ".join(row.replicas), ", ".join(row.aliases))
+            for row in rows
+        ],
+    )
+
+
+class CatalogRow(msgspec.Struct, frozen=True):
+    """One model as it is listed."""
+
+    id: str
+    form: str
+    source: str
+    state: str
+    replicas: list[str]
+    aliases: list[str]
+
+
+def _describe(settings: Settings, model: ModelConfig) -> CatalogRow:
+    checkpoint = DataLayout(settings.data_dir).embedded_checkpoint(model.form)
+    damage = find_damage(checkpoint) if model.is_embedded else None
+    addresses = settings.config.replica_addresses()
+    return CatalogRow(
+        id=model.id,
+        form=model.form,
+        source=model.source,
+        state=damage or "ready",
+        replicas=[address.id for address in addresses if not address.models or model.id in address.models],
+        aliases=model.aliases,
+    )
+
+
+@models.command(name="prepare")
+@click.option(
+    "--form",
+    "forms",
+    multiple=True,
+    type=click.Choice(["kimi", "llama"]),
+    help="Which form to write, several times for several [what config.yaml serves].",
+)
+@with_settings
+def prepare_models(settings: Settings, forms: tuple[str, ...]) -> None:
+    """Download the embedded model once and write its checkpoint; mends what is damaged."""
+    check_data_dir(settings.data_dir)
+    configured = tuple({model.form: None for model in settings.config.models if model.is_embedded})
+    with voice() as speaker:
+        for form in forms or configured:
+            checkpoint = prepare(DataLayout(settings.data_dir), form, speaker.progress, speaker.say)
+            say(f"{form}: ready in {checkpoint}")

@@ -1,0 +1,63 @@
+"""``embergate serve gateway`` and ``embergate serve replica``
+
+Each process imports its own half of the house only: no torch in the gateway, no ledger in a replica.
+"""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from embergate.commands.context import with_settings
+from embergate.config_file import Settings
+from embergate.launch import resolve_model
+from embergate.layout import DataLayout
+from embergate.lifeline import LIFELINE_VARIABLE, hold_lifeline
+from embergate.terminal import voice
+from gateway.secret_files import POOL_TOKEN, load_or_create
+
+
+@click.group()
+def serve() -> None:
+    """Run one process in the foreground, unsupervised."""
+
+
+@serve.command()
+@with_settings
+def gateway(settings: Settings) -> None:
+    """Run the gateway."""
+    _hold(settings.config.gateway.shutdown_grace_s)
+    from gateway.app import run
+
+    config = settings.config
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    run(
+        config.gateway,
+        config.served_models(),
+        config.replica_addresses(),
+        config.billing,
+        settings.data_dir,
+    )
+
+
+@serve.command()
+@click.option(
+    "--index", type=click.IntRange(min=0), default=0, show_default=True, help="Which local replica."
+)
+@with_settings
+def replica(settings: Settings, index: int) -> None:
+    """Run one local replica."""
+    _hold(settings.config.replicas.shutdown_grace_s)
+    from backend.__main__ import run
+
+    with voice() as speaker:
+        model_path = resolve_model(settings, speaker)
+    pool_token = load_or_create(DataLayout(settings.data_dir).secrets_dir, POOL_TOKEN)
+    run(settings.config.backend_config(index, model_path=model_path, pool_token=pool_token))
+
+
+def _hold(grace_s: float) -> None:
+    """Under a supervisor, do not outlive it."""
+    if os.environ.get(LIFELINE_VARIABLE):
+        hold_lifeline(grace_s + 5.0)
