@@ -45,11 +45,13 @@ class Tokenizer:
         Raises:
             BadTokenizerError: when the definition is not of a supported kind.
         """
-        added: list[dict[str, Any]] = list(definition.get("added_tokens") or [])
+        every: list[dict[str, Any]] = list(definition.get("added_tokens") or [])
+        added = [token for token in every if not _is_plain(token)]
         self.special_tokens: dict[str, int] = {token["content"]: token["id"] for token in added}
         self.special_pattern = _special_pattern(added)
-        self._plain = _plain_tokenizer(definition, self.special_tokens)
-        self.token_bytes = _token_bytes(definition, added, vocab_size)
+        plain = [token for token in every if _is_plain(token)]
+        self._plain = _plain_tokenizer(definition, self.special_tokens, plain)
+        self.token_bytes = _token_bytes(definition, every, vocab_size)
         self._cache = PieceCache(cache_chars)
 
     @classmethod
@@ -124,6 +126,11 @@ class Tokenizer:
         return [encoding.ids for encoding in self._plain.encode_batch_fast(texts, add_special_tokens=False)]
 
 
+def _is_plain(token: Mapping[str, Any]) -> bool:
+    """Whether an added token is ordinary vocabulary: some models have their runs of white space there."""
+    return not token.get("special") and token["content"].isspace()
+
+
 def _special_pattern(added: Sequence[Mapping[str, Any]]) -> re.Pattern[str]:
     if not added:
         return re.compile(r"(?!)()")
@@ -140,17 +147,20 @@ def _special_pattern(added: Sequence[Mapping[str, Any]]) -> re.Pattern[str]:
 
 
 def _plain_tokenizer(
-    definition: Mapping[str, Any], special_tokens: Mapping[str, int]
+    definition: Mapping[str, Any], special_tokens: Mapping[str, int], plain: Sequence[Mapping[str, Any]]
 ) -> tokenizers.Tokenizer:
     """The same tokenizer without special tokens: no spelling of one can come out of it."""
     model = dict(definition["model"])
-    model["vocab"] = {
+    vocabulary = {
         token: token_id for token, token_id in model["vocab"].items() if token not in special_tokens
     }
-    plain = {**definition, "model": model, "added_tokens": [], "post_processor": None}
+    # Added tokens that the vocabulary lacks would be numbered anew, behind it.
+    vocabulary.update({token["content"]: token["id"] for token in plain})
+    model["vocab"] = vocabulary
+    bare = {**definition, "model": model, "added_tokens": list(plain), "post_processor": None}
     try:
         # The library raises bare Exception for a definition it cannot read.
-        return tokenizers.Tokenizer.from_str(json.dumps(plain))
+        return tokenizers.Tokenizer.from_str(json.dumps(bare))
     except Exception as error:
         raise BadTokenizerError(str(error)) from error
 
