@@ -1,8 +1,8 @@
 """The only code that speaks to a replica.
 
-:class:`ReplicaClient` keeps a bounded pool of keep-alive connections per replica. A request that meets a stale kept
-connection (closed by the replica before any byte of the answer) is sent once more on a fresh one; every other
-failure is the caller's to decide upon, see :mod:`gateway.upstream.errors`.
+:class:`ReplicaClient` keeps a bounded pool of keep-alive connections per replica. A request that meets a
+stale kept connection (closed by the replica before any byte of the answer) is sent once more on a fresh one;
+every other failure is the caller's to decide upon, see :mod:`gateway.upstream.errors`.
 
 Example::
 

@@ -52,12 +52,14 @@ class RoutingConfig(_Section):
 
 
 class UpstreamConfig(_Section):
-    """Bounds of one request to a replica. ``idle_timeout_s`` ends a stream that stalls."""
+    """Bounds of one request to a replica. ``idle_timeout_s`` ends a stream that stalls,
+    ``keepalive_timeout_s`` closes a connection that no request has used for so long."""
 
     connect_timeout_s: float = 2.0
     first_byte_timeout_s: float = 120.0
     idle_timeout_s: float = 30.0
     request_timeout_s: float = 600.0
+    keepalive_timeout_s: float = 60.0
     max_connections_per_replica: int = 512
     max_response_bytes: int = 64 * 1024 * 1024
 
@@ -103,7 +105,6 @@ class MeteringConfig(_Section):
     max_pending: int = 20_000
     commit_timeout_s: float = 10.0
     abort_usage_wait_s: float = 2.0
-    usage_poll_interval_s: float = 0.05
 
 
 class TelemetryConfig(_Section):

@@ -1,30 +1,70 @@
 """Relays a replica's server-sent events to a client without touching what it need not touch.
 
-Ordinary frames are forwarded verbatim, in the pieces they arrive in; the frames that end a stream (usage, ``[DONE]``,
-errors) are held back for the pipeline, which must first make the usage record durable.
+Ordinary frames are forwarded verbatim; the frames that end a stream (usage, ``[DONE]``, errors) are held back
+for the pipeline, which must first make the usage record durable. A frame is decoded only when it holds one of
+the words that make it suspicious, so a token costs a few substring searches and no object of its own.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+_SEPARATOR = re.compile(rb"\r?\n\r?\n")
+_DONE = b"[DONE]"
 
 
-class FrameTooLongError(ValueError):
+class BrokenStreamError(ValueError):
+    """The stream is not server-sent events of chat chunks; give up on the replica."""
+
+
+class FrameTooLongError(BrokenStreamError):
     """A frame without an end grew past ``max_frame_bytes``."""
 
 
+class _Frame(msgspec.Struct):
+    """The fields that decide what a frame is; the rest is skipped without making objects of it."""
+
+    choices: list[msgspec.Raw] | None = None
+    usage: msgspec.Raw | None = None
+    error: msgspec.Raw | None = None
+    object: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Frame)
+_error_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
 class StreamRelay:
-    """Cuts a byte stream into frames and forwards them to ``write``.
+    """Cuts a byte stream into frames and forwards them to ``write``, joined as they arrived.
 
-    Attributes (read after the stream ended, or at any time):
+    Attributes to read at any time:
 
-    - ``usage``: raw JSON of the final usage object (frame with empty ``choices``), or None.
+    - ``usage``: raw JSON of the final usage object (on a frame without choices), or None.
     - ``final_frame``: raw JSON of that whole frame, or None.
-    - ``running_usage``: raw JSON of the last usage that came on a frame with choices (forwarded), or None.
-    - ``is_done``: ``[DONE]`` was seen. ``error``: raw JSON of an error frame's ``error`` value, or None.
-    - ``finish_seen``: unused by the relay's fast path; see ``is_done``.
-    - ``num_frames``: forwarded frames. ``first_frame_at``: ``clock()`` at the first forwarded frame, or None.
+    - ``running_usage``: raw JSON of the last usage on a frame with choices (which was forwarded), or None.
+    - ``is_done``: ``[DONE]`` was seen; nothing after it counts.
+    - ``error``: raw JSON of an error frame's ``error``, or None; nothing after it counts.
+    - ``num_frames``: frames with data that were forwarded.
+    - ``first_frame_at``: ``clock()`` when the first of them was forwarded, or None.
     """
+
+    __slots__ = (
+        "_clock",
+        "_max_frame_bytes",
+        "_tail",
+        "_write",
+        "error",
+        "final_frame",
+        "first_frame_at",
+        "is_done",
+        "num_frames",
+        "running_usage",
+        "usage",
+    )
 
     def __init__(
         self,
@@ -36,6 +76,7 @@ class StreamRelay:
         self._write = write
         self._clock = clock
         self._max_frame_bytes = max_frame_bytes
+        self._tail = b""
         self.usage: bytes | None = None
         self.final_frame: bytes | None = None
         self.running_usage: bytes | None = None
@@ -44,9 +85,155 @@ class StreamRelay:
         self.num_frames = 0
         self.first_frame_at: float | None = None
 
+    @property
+    def is_between_frames(self) -> bool:
+        """False when the stream's last frame has no end yet."""
+        return not self._tail
+
     def feed(self, data: bytes) -> None:
         """Take the next piece of the stream.
 
         Raises:
-            FrameTooLongError: a frame passed ``max_frame_bytes``; give up on the replica.
+            FrameTooLongError: a frame passed ``max_frame_bytes``.
+            BrokenStreamError: a frame that should end the stream cannot be decoded.
         """
+        if self.is_done or self.error is not None:
+            return
+        if self._tail:
+            data = self._tail + data
+        end = data.rfind(b"\n\n") + 2 if b"\r" not in data else _last_end(data)
+        if end <= 1:
+            self._keep(data)
+            return
+        if end != len(data):
+            self._keep(data[end:])
+            data = data[:end]
+        else:
+            self._tail = b""
+        num_frames = _count_plain(data)
+        if num_frames:
+            self._forward(data, num_frames)
+        else:
+            self._sort_frames(data)
+
+    def _keep(self, tail: bytes) -> None:
+        if len(tail) > self._max_frame_bytes:
+            raise FrameTooLongError(f"a frame is longer than {self._max_frame_bytes} bytes")
+        self._tail = tail
+
+    def _forward(self, data: bytes, num_frames: int) -> None:
+        if num_frames:
+            self.num_frames += num_frames
+            if self.first_frame_at is None:
+                self.first_frame_at = self._clock()
+        self._write(data)
+
+    def _sort_frames(self, block: bytes) -> None:
+        """Look at each frame of a block that holds something suspicious."""
+        kept: list[bytes] = []
+        num_frames = 0
+        start = 0
+        for match in _SEPARATOR.finditer(block):
+            frame = block[start : match.end()]
+            event, payload = _parse_lines(block[start : match.start()])
+            start = match.end()
+            if payload is None:  # a comment, a retry time, an empty line
+                kept.append(frame)
+            elif self._is_held_back(event, payload):
+                if self.is_done or self.error is not None:
+                    self._tail = b""
+                    break
+            else:
+                kept.append(frame)
+                num_frames += 1
+        if kept:
+            self._forward(b"".join(kept), num_frames)
+
+    def _is_held_back(self, event: bytes, payload: bytes) -> bool:
+        if payload == _DONE:
+            self.is_done = True
+            return True
+        if event == b"error":
+            self.error = _error_of(payload)
+            return True
+        if not _is_suspicious(payload):
+            return False
+        try:
+            frame = _decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            raise BrokenStreamError(f"a frame cannot be decoded: {error}") from error
+        if _is_value(frame.error):
+            self.error = bytes(frame.error)
+            return True
+        if frame.object == "error":
+            self.error = payload
+            return True
+        if not _is_value(frame.usage):
+            return False
+        if frame.choices:
+            self.running_usage = bytes(frame.usage)
+            return False
+        self.usage = bytes(frame.usage)
+        self.final_frame = payload
+        return True
+
+
+def _count_plain(block: bytes) -> int:
+    """Count the frames of a block of whole frames that can go as it is; 0 when it needs a closer look."""
+    if (
+        not block.startswith(b"data:")
+        or b'"error"' in block
+        or _DONE in block
+        or b"\r" in block
+        or (b'"usage"' in block and not _has_only_null_usage(block))
+    ):
+        return 0
+    num_lines = block.count(b"\n")
+    if num_lines == 2:
+        return 1
+    num_frames = num_lines // 2
+    is_regular = block.count(b"\n\ndata:") == num_frames - 1 and block.count(b"\n\n") * 2 == num_lines
+    return num_frames if is_regular else 0
+
+
+def _has_only_null_usage(text: bytes) -> bool:
+    return text.count(b'"usage"') == text.count(b'"usage":null') + text.count(b'"usage": null')
+
+
+def _is_suspicious(payload: bytes) -> bool:
+    return b'"error"' in payload or (b'"usage"' in payload and not _has_only_null_usage(payload))
+
+
+def _is_value(raw: msgspec.Raw | None) -> bool:
+    return raw is not None and bytes(raw) != b"null"
+
+
+def _last_end(data: bytes) -> int:
+    """Position after the last separator, or 0."""
+    end = 0
+    for match in _SEPARATOR.finditer(data):
+        end = match.end()
+    return end
+
+
+def _parse_lines(frame: bytes) -> tuple[bytes, bytes | None]:
+    """Split a frame into its event name and its data; the data is None when it has no data line."""
+    event = b""
+    payload: bytes | None = None
+    for line in frame.split(b"\n"):
+        name, _, value = line.rstrip(b"\r").partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            payload = value if payload is None else payload + b"\n" + value
+        elif name == b"event":
+            event = value
+    return event, payload
+
+
+def _error_of(payload: bytes) -> bytes:
+    """The ``error`` value of an error event, or the whole payload where it has none."""
+    try:
+        frame = _decoder.decode(payload)
+    except msgspec.DecodeError:
+        return payload
+    return bytes(frame.error) if frame.error is not None and _is_value(frame.error) else payload

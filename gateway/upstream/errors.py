@@ -12,7 +12,9 @@ class ReplicaError(Exception):
 
 
 class ReplicaUnreachableError(ReplicaError):
-    """No byte of an answer came and the replica did not work on the request to an end: safe to try the next one."""
+    """No byte of an answer came and the replica did not work on the request to an end: safe to try the next
+    one.
+    """
 
 
 class ReplicaLostError(ReplicaError):
@@ -20,7 +22,9 @@ class ReplicaLostError(ReplicaError):
 
 
 class ReplicaTimeoutError(ReplicaError):
-    """A deadline passed. ``phase`` is ``first_byte``, ``idle`` or ``total`` (connecting counts as unreachable)."""
+    """A deadline passed. ``phase`` is ``first_byte``, ``idle`` or ``total`` (connecting counts as
+    unreachable).
+    """
 
     def __init__(self, replica_id: str, phase: str, timeout_s: float) -> None:
         super().__init__(replica_id, f"{phase} timeout of {timeout_s:g} s passed")
@@ -30,3 +34,7 @@ class ReplicaTimeoutError(ReplicaError):
 
 class ReplicaAnswerTooLargeError(ReplicaLostError):
     """The answer's body passed ``max_response_bytes``."""
+
+
+class ReplicaAbortedError(ReplicaError):
+    """The answer was given up by :meth:`~gateway.upstream.response.ReplicaResponse.abort` on our side."""

@@ -1,4 +1,6 @@
-"""A replica's answer: head first, then the body by :meth:`ReplicaResponse.read` or :meth:`ReplicaResponse.relay`."""
+"""A replica's answer: head first, then the body by :meth:`ReplicaResponse.read` or
+:meth:`ReplicaResponse.relay`.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ class ReplicaResponse(Protocol):
     def relay(self, consumer: Callable[[bytes], None]) -> Future[None]:
         """Give every piece of the body to ``consumer`` as it arrives, without a coroutine switch.
 
-        The future ends when the body ended cleanly, and fails like :meth:`read`. Cancelling it aborts. An exception
-        out of ``consumer`` aborts the answer and fails the future with it.
+        The future ends when the body ended cleanly, and fails like :meth:`read`. Cancelling it aborts. An
+        exception out of ``consumer`` aborts the answer and fails the future with it.
         """
 
     def pause_reading(self) -> None:
@@ -43,4 +45,6 @@ class ReplicaResponse(Protocol):
         """Undo :meth:`pause_reading`."""
 
     def abort(self) -> None:
-        """Close the connection now, which frees the sequence on the replica. Idempotent; harmless after the end."""
+        """Close the connection now, which frees the sequence on the replica. Idempotent; harmless after the
+        end.
+        """
