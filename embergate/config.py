@@ -19,9 +19,13 @@ from backend.config import (
     ModelSource,
     SchedulerConfig,
     TelemetryConfig,
+    TextConfig,
 )
 from billing.config import BillingConfig
 from gateway.config import GatewayConfig, ReplicaAddress, ServedModel
+
+OWN_FIELDS = frozenset({"replica_id", "model", "port", "pool_token"})
+"""What differs from one local replica to the next; everything else of a replica stands in ``replicas``."""
 
 
 class ConfigError(ValueError):
@@ -52,7 +56,8 @@ class ModelConfig(_Section, frozen=True, kw_only=True):
 class ReplicasConfig(_Section, frozen=True, kw_only=True):
     """The local replicas, all alike, on consecutive ports, and the addresses of replicas run elsewhere.
 
-    ``model`` is the catalog id that the local ones serve; empty means the first of ``models``.
+    ``model`` is the catalog id that the local ones serve; empty means the first of ``models``. What else is here
+    means what it means in :class:`backend.config.BackendConfig`.
     """
 
     count: int = 2
@@ -60,12 +65,16 @@ class ReplicasConfig(_Section, frozen=True, kw_only=True):
     base_port: int = 8801
     model: str = ""
     max_body_bytes: int = 64 * 1024 * 1024
+    max_choices: int = 128
+    max_write_stall_s: float = 60.0
     max_recent_usages: int = 20_000
     recent_usage_ttl_s: float = 3600.0
+    start_timeout_s: float = 900.0
     shutdown_grace_s: float = 30.0
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     device: DeviceConfig = DeviceConfig()
+    text: TextConfig = TextConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     addresses: list[ReplicaAddress] = []
 
@@ -153,18 +162,15 @@ class Config(_Section, frozen=True, kw_only=True):
         if device.threads == 0:
             threads = max(1, (os.cpu_count() or 1) // replicas.count)
             device = msgspec.structs.replace(device, threads=threads)
-        return BackendConfig(
+        alike = {
+            field.name: getattr(replicas, field.name)
+            for field in msgspec.structs.fields(BackendConfig)
+            if field.name not in OWN_FIELDS
+        }
+        own = BackendConfig(
             replica_id=self.local_addresses()[index].id,
             model=ModelSource(path=str(model_path), served_as=model.id, max_model_len=model.max_model_len),
-            host=replicas.host,
             port=replicas.base_port + index,
             pool_token=pool_token,
-            max_body_bytes=replicas.max_body_bytes,
-            max_recent_usages=replicas.max_recent_usages,
-            recent_usage_ttl_s=replicas.recent_usage_ttl_s,
-            shutdown_grace_s=replicas.shutdown_grace_s,
-            cache=replicas.cache,
-            scheduler=replicas.scheduler,
-            device=device,
-            telemetry=replicas.telemetry,
         )
+        return msgspec.structs.replace(own, **{**alike, "device": device})
