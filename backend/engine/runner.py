@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from backend.config import BackendConfig
+from backend.engine.forward_batch import build_forward_batch
 from backend.engine.step import StepPlan
+from backend.model.context import LayerCache
+from backend.model.loader import load_model
+from backend.model.placement import choose_placement, count_threads
+from backend.model.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,32 +29,69 @@ class ModelInfo:
     kv_bytes_per_token: int
     device: str
     dtype: str
-    num_parameters: int
+    is_native: bool
 
 
 class ModelRunner:
     """One loaded model with its KV cache, on one device. Not thread-safe: the engine loop owns it."""
 
+    def __init__(self, model: Transformer, max_model_len: int) -> None:
+        self._model = model
+        self._caches: tuple[LayerCache, ...] = ()
+        self._block_size = 0
+        config, placement = model.config, model.placement
+        self.info = ModelInfo(
+            architecture=config.family,
+            vocab_size=config.vocab_size,
+            max_model_len=min(max_model_len, config.max_position_embeddings),
+            eos_token_ids=config.eos_token_ids,
+            kv_bytes_per_token=config.num_layers * config.kv_row_width * placement.dtype.itemsize,
+            device=str(placement.device),
+            dtype=str(placement.dtype).removeprefix("torch."),
+            is_native=placement.native is not None,
+        )
+
     @classmethod
     def load(cls, config: BackendConfig) -> ModelRunner:
         """Read the model that ``config.model.path`` names and place it on the configured device.
 
+        Sets the number of threads that torch uses in this process.
+
         Raises:
             backend.model.errors.ModelLoadError: naming the file and the tensor or field that is wrong.
         """
-        raise ValueError(config.model.path)
-
-    @property
-    def info(self) -> ModelInfo:
-        raise ValueError
+        torch.set_num_threads(count_threads(config.device))
+        with torch.inference_mode():
+            model = load_model(
+                Path(config.model.path), config.model.max_model_len, partial(choose_placement, config.device)
+            )
+        return cls(model, config.model.max_model_len)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
-        """Allocate the paged KV cache; called once, before the first step."""
+        """Allocate the paged KV cache; called once, before the first step.
 
+        Raises:
+            ValueError: when there would be no block, or the native kernels cannot use blocks of that size.
+        """
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"a cache of {num_blocks} blocks of {block_size} tokens holds nothing")
+        if self.info.is_native and block_size % 16:
+            raise ValueError(f"block_size: {block_size} must be a multiple of 16 for the native kernels")
+        self._block_size = block_size
+        with torch.inference_mode():
+            self._caches = self._model.new_caches(num_blocks, block_size)
+
+    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Tensor:
         """Compute one step and return the logits ``[rows, vocab]`` in float32.
 
         There is one row per chunk with ``needs_logits``, in the order of ``plan.chunks``. The KV of every
         token of the plan is in the cache afterwards. The tensor belongs to the caller.
+
+        Raises:
+            ValueError: when the plan does not fit its own block tables, or no cache was allocated.
         """
-        return torch.empty(plan.num_tokens)
+        if not self._caches:
+            raise ValueError("allocate_kv comes before the first step")
+        batch = build_forward_batch(plan, self._block_size, self._model.placement.device)
+        return self._model.forward(batch, self._caches)

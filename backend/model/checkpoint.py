@@ -1,0 +1,93 @@
+"""A model directory: ``config.json`` and one or more safetensors files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from backend.model.errors import ModelLoadError
+
+CONFIG = "config.json"
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+class SafetensorsCheckpoint:
+    """The tensors of a directory; shards are memory-mapped when their first tensor is read.
+
+    Raises:
+        ModelLoadError: when a file is missing or is not what its name says.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open: tuple[str, Any] | None = None
+        index = directory / _INDEX
+        if index.is_file():
+            self._files = self._read_index(index)
+        elif (directory / _SINGLE).is_file():
+            self._files = dict.fromkeys(self._shard(_SINGLE).keys(), _SINGLE)
+        else:
+            raise ModelLoadError(f"{directory}: neither {_SINGLE} nor {_INDEX} is there")
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._files.keys()
+
+    def file_of(self, name: str) -> str:
+        return str(self._directory / self._files[name]) if name in self._files else str(self._directory)
+
+    def read(self, name: str) -> Tensor:
+        shard = self._shard(self._files[name])
+        try:
+            tensor: Tensor = shard.get_tensor(name)
+        except SafetensorError as error:
+            raise ModelLoadError(f"{self.file_of(name)}: {name}: {error}") from error
+        return tensor
+
+    def _shard(self, file: str) -> Any:
+        # One shard is open at a time: families read layer by layer, and shards hold whole layers.
+        if self._open is None or self._open[0] != file:
+            path = self._directory / file
+            try:
+                self._open = (file, safe_open(str(path), framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise ModelLoadError(f"{path}: not a readable safetensors file: {error}") from error
+        return self._open[1]
+
+    def _read_index(self, index: Path) -> dict[str, str]:
+        files = read_json(index).get("weight_map")
+        if not isinstance(files, dict):
+            raise ModelLoadError(f"{index}: weight_map: missing")
+        for file in sorted(set(files.values())):
+            if Path(file).name != file:
+                raise ModelLoadError(f"{index}: weight_map: {file!r} is not a file name")
+            if not (self._directory / file).is_file():
+                raise ModelLoadError(f"{self._directory / file}: missing shard (named by {_INDEX})")
+            present = set(self._shard(file).keys())
+            absent = sorted(name for name, place in files.items() if place == file and name not in present)
+            if absent:
+                raise ModelLoadError(f"{self._directory / file}: {absent[0]}: missing (named by {_INDEX})")
+        return files
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Decode a JSON object.
+
+    Raises:
+        ModelLoadError: when the file is missing or is not one.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelLoadError(f"{path}: missing") from None
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path}: must be a JSON object")
+    return content

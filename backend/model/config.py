@@ -1,0 +1,348 @@
+"""What a model is: its shape and its arithmetic, read from ``config.json``.
+
+Whatever a file asks for is either honoured or refused by name. Fields that change nothing at inference
+(dropout, initialiser ranges, training bookkeeping) are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+from typing import Any, Literal
+
+from backend.model.errors import UnsupportedModelError
+from backend.model.fields import Fields
+
+Family = Literal["llama", "deepseek_v3"]
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN context extension. ``cos_sin_factor`` multiplies the table, ``softmax_factor`` the softmax scale."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float
+    beta_slow: float
+    cos_sin_factor: float
+    softmax_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding of ``dim`` columns; ``is_interleaved`` pairs (0,1),(2,3).. instead of (0,d/2),(1,d/2+1).."""
+
+    dim: int
+    theta: float
+    is_interleaved: bool
+    yarn: YarnScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MlaConfig:
+    """Multi-head latent attention.
+
+    ``rope_groups`` is an extension: the rope part of the key holds that many heads of ``rope_dim`` columns,
+    all with the same table, and query head ``h`` reads key head ``h * rope_groups // num_heads``. DeepSeek's
+    own form is 1. ``latent_norm_eps`` is not the model's eps: DeepSeek's code uses 1e-6 there.
+    The ``has_*`` flags are false for factors that a checkpoint declares to be the identity and does not store.
+    """
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    latent_norm_eps: float
+    rope_groups: int = 1
+    has_q_a: bool = True
+    has_q_norm: bool = True
+    has_kv_a: bool = True
+    has_kv_norm: bool = True
+
+    @property
+    def qk_dim(self) -> int:
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def rope_width(self) -> int:
+        """Columns of a cache row that hold rotated keys."""
+        return self.rope_groups * self.rope_dim
+
+    @property
+    def cache_width(self) -> int:
+        """Elements of one token's cache row: latent, then rotated keys."""
+        return self.kv_lora_rank + self.rope_width
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """Mixture of experts with DeepSeek-V3's router (sigmoid scores, bias for choice only, limited groups)."""
+
+    num_experts: int
+    num_experts_per_token: int
+    expert_dim: int
+    shared_dim: int
+    num_groups: int
+    num_chosen_groups: int
+    routed_scaling_factor: float
+    is_normalised: bool
+    num_dense_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuantConfig:
+    """Affine blocks: ``w = scale * q + min`` over groups of ``group_size`` columns, ``q`` of ``bits`` bits."""
+
+    group_size: int
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of one model.
+
+    ``quant`` describes tensors that come as ``<name>_packed``. ``num_next_token_layers`` are multi-token-prediction
+    layers after the last; they are not loaded.
+    """
+
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    has_tied_head: bool
+    rope: RopeConfig
+    eos_token_ids: tuple[int, ...]
+    num_next_token_layers: int = 0
+    mla: MlaConfig | None = None
+    moe: MoeConfig | None = None
+    quant: QuantConfig | None = None
+
+    @property
+    def softmax_scale(self) -> float:
+        width = self.mla.qk_dim if self.mla else self.head_dim
+        factor = self.rope.yarn.softmax_factor if self.rope.yarn else 1.0
+        return float(width**-0.5) * factor
+
+    @property
+    def kv_row_width(self) -> int:
+        """Elements that one token adds to one layer's cache."""
+        return self.mla.cache_width if self.mla else 2 * self.num_kv_heads * self.head_dim
+
+    def is_moe_layer(self, layer: int) -> bool:
+        return self.moe is not None and layer >= self.moe.num_dense_layers
+
+
+_FAMILIES: Mapping[str, Family] = {
+    "llama": "llama",
+    "deepseek_v3": "deepseek_v3",
+    "kimi_k2": "deepseek_v3",
+}
+
+
+def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
+    """Read a decoded ``config.json``.
+
+    Args:
+        raw: its content.
+        source: the file's path, for error messages.
+
+    Raises:
+        ModelLoadError: naming the field that is missing, of the wrong type, or not honoured.
+    """
+    fields = Fields(raw, source)
+    model_type = fields.text("model_type")
+    if "vision_config" in raw or "text_config" in raw:
+        raise UnsupportedModelError(
+            f"{source}: vision_config: models with a vision tower are not supported yet"
+        )
+    family = _FAMILIES.get(model_type)
+    if family is None:
+        known = ", ".join(sorted(_FAMILIES))
+        raise UnsupportedModelError(
+            f"{source}: model_type: {model_type!r} is not supported; known are {known}"
+        )
+    fields.expect("hidden_act", "silu", default="silu")
+    fields.expect("attention_bias", False, default=False)
+    fields.expect("pretraining_tp", 1, default=1)
+    if family == "llama":
+        return _parse_llama(fields)
+    return _parse_deepseek(fields)
+
+
+def _parse_llama(fields: Fields) -> ModelConfig:
+    fields.expect("mlp_bias", False, default=False)
+    hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    kv_heads = fields.size("num_key_value_heads", default=heads)
+    head_dim = fields.size("head_dim", default=hidden // heads)
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", f"{kv_heads} does not divide {heads} attention heads")
+    return ModelConfig(
+        family="llama",
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=fields.size("intermediate_size"),
+        rope=_parse_rope(fields, head_dim, is_interleaved=False),
+        **_shared_fields(fields),
+    )
+
+
+def _parse_deepseek(fields: Fields) -> ModelConfig:
+    fields.expect("scoring_func", "sigmoid", default="sigmoid")
+    fields.expect("topk_method", "noaux_tc", default="noaux_tc")
+    fields.expect("moe_layer_freq", 1, default=1)
+    mla = _parse_mla(fields)
+    heads = fields.size("num_attention_heads")
+    if heads % mla.rope_groups:
+        raise fields.error("embergate.rope_groups", f"{mla.rope_groups} does not divide {heads} heads")
+    is_interleaved = fields.flag("rope_interleave", default=True)
+    return ModelConfig(
+        family="deepseek_v3",
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=mla.qk_dim,
+        intermediate_size=fields.size("intermediate_size"),
+        rope=_parse_rope(fields, mla.rope_dim, is_interleaved=is_interleaved),
+        num_next_token_layers=fields.size("num_nextn_predict_layers", default=0, minimum=0),
+        mla=mla,
+        moe=_parse_moe(fields),
+        **_shared_fields(fields),
+    )
+
+
+def _shared_fields(fields: Fields) -> dict[str, Any]:
+    eos = fields.raw.get("eos_token_id")
+    return {
+        "vocab_size": fields.size("vocab_size"),
+        "hidden_size": fields.size("hidden_size"),
+        "num_layers": fields.size("num_hidden_layers"),
+        "rms_norm_eps": fields.number("rms_norm_eps"),
+        "max_position_embeddings": fields.size("max_position_embeddings"),
+        "has_tied_head": fields.flag("tie_word_embeddings", default=False),
+        "eos_token_ids": tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+        "quant": _parse_quant(fields),
+    }
+
+
+_IDENTITIES = ("q_a_proj", "q_a_layernorm", "kv_a_proj_latent", "kv_a_layernorm")
+
+
+def _parse_mla(fields: Fields) -> MlaConfig:
+    extension = fields.section("embergate")
+    identity = extension.raw.get("identity", [])
+    for name in identity:
+        if name not in _IDENTITIES:
+            raise extension.error("identity", f"{name!r} is not one of {', '.join(_IDENTITIES)}")
+    if ("q_a_proj" in identity) != ("q_a_layernorm" in identity):
+        raise extension.error("identity", "q_a_proj and q_a_layernorm must be named together")
+    hidden, q_rank = fields.size("hidden_size"), fields.raw.get("q_lora_rank")
+    kv_rank = fields.size("kv_lora_rank")
+    if "q_a_proj" in identity and q_rank != hidden:
+        raise fields.error(
+            "q_lora_rank", f"{q_rank} must be hidden_size ({hidden}) when q_a_proj is the identity"
+        )
+    if "kv_a_proj_latent" in identity and kv_rank != hidden:
+        raise fields.error(
+            "kv_lora_rank", f"{kv_rank} must be hidden_size ({hidden}) when kv_a_proj is the identity"
+        )
+    return MlaConfig(
+        q_lora_rank=None if q_rank is None else fields.size("q_lora_rank"),
+        kv_lora_rank=kv_rank,
+        nope_dim=fields.size("qk_nope_head_dim", minimum=0),
+        rope_dim=fields.size("qk_rope_head_dim"),
+        v_dim=fields.size("v_head_dim"),
+        latent_norm_eps=fields.number("latent_norm_eps", default=1e-6),
+        rope_groups=extension.size("rope_groups", default=1),
+        has_q_a=q_rank is not None and "q_a_proj" not in identity,
+        has_q_norm=q_rank is not None and "q_a_layernorm" not in identity,
+        has_kv_a="kv_a_proj_latent" not in identity,
+        has_kv_norm="kv_a_layernorm" not in identity,
+    )
+
+
+def _parse_moe(fields: Fields) -> MoeConfig | None:
+    num_experts = fields.raw.get("n_routed_experts")
+    if num_experts is None:
+        return None
+    experts, chosen = fields.size("n_routed_experts"), fields.size("num_experts_per_tok")
+    groups = fields.size("n_group", default=1)
+    chosen_groups = fields.size("topk_group", default=1)
+    if experts % groups:
+        raise fields.error("n_group", f"{groups} does not divide {experts} experts")
+    if groups > 1 and experts // groups < 2:
+        raise fields.error("n_group", "group scores are sums of two experts, so a group needs at least two")
+    if not chosen <= chosen_groups * (experts // groups):
+        raise fields.error("num_experts_per_tok", f"{chosen} is more than {chosen_groups} groups hold")
+    width = fields.size("moe_intermediate_size")
+    extension = fields.section("embergate")
+    default_shared = width * fields.size("n_shared_experts", default=0, minimum=0)
+    return MoeConfig(
+        num_experts=experts,
+        num_experts_per_token=chosen,
+        expert_dim=width,
+        shared_dim=extension.size("shared_expert_size", default=default_shared, minimum=0),
+        num_groups=groups,
+        num_chosen_groups=chosen_groups,
+        routed_scaling_factor=fields.number("routed_scaling_factor", default=1.0),
+        is_normalised=fields.flag("norm_topk_prob", default=True),
+        num_dense_layers=fields.size("first_k_dense_replace", default=0, minimum=0),
+    )
+
+
+def _parse_rope(fields: Fields, dim: int, *, is_interleaved: bool) -> RopeConfig:
+    raw = fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling") or {}
+    where = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
+    scaling = Fields(raw, f"{fields.source}: {where}")
+    theta = float(raw["rope_theta"]) if "rope_theta" in raw else fields.number("rope_theta", default=10000.0)
+    kind = raw.get("rope_type", raw.get("type", "default"))
+    if kind == "default":
+        return RopeConfig(dim=dim, theta=theta, is_interleaved=is_interleaved)
+    if kind != "yarn":
+        raise UnsupportedModelError(
+            f"{scaling.source}.rope_type: {kind!r} is not supported; known are default, yarn"
+        )
+    return RopeConfig(dim=dim, theta=theta, is_interleaved=is_interleaved, yarn=_parse_yarn(scaling))
+
+
+def _parse_yarn(scaling: Fields) -> YarnScaling:
+    scaling.expect("truncate", True, default=True)
+    scaling.expect("attention_factor", None, default=None)
+    factor = scaling.number("factor")
+    mscale, all_dim = scaling.number("mscale", default=0.0), scaling.number("mscale_all_dim", default=0.0)
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
+
+    return YarnScaling(
+        factor=factor,
+        original_max_position_embeddings=scaling.size("original_max_position_embeddings"),
+        beta_fast=scaling.number("beta_fast", default=32.0),
+        beta_slow=scaling.number("beta_slow", default=1.0),
+        cos_sin_factor=magnitude(mscale) / magnitude(all_dim) if mscale and all_dim else magnitude(1.0),
+        softmax_factor=magnitude(all_dim) ** 2 if all_dim else 1.0,
+    )
+
+
+def _parse_quant(fields: Fields) -> QuantConfig | None:
+    if fields.raw.get("quantization_config") is None:
+        return None
+    quant = fields.section("quantization_config")
+    method = quant.text("quant_method")
+    if method != "embergate-affine":
+        raise UnsupportedModelError(
+            f"{quant.source}.quant_method: {method!r} is not supported; weights must be plain or embergate-affine"
+        )
+    group_size, bits = quant.size("group_size"), quant.size("bits")
+    if group_size != 32:
+        raise quant.error("group_size", f"{group_size} is not supported, only 32")
+    if bits != 4:
+        raise quant.error("bits", f"{bits} is not supported, only 4 (8 for the embedding and the head)")
+    return QuantConfig(group_size=group_size, bits=bits)

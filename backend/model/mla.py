@@ -1,0 +1,209 @@
+"""Multi-head latent attention (DeepSeek-V2, section 2.1) over the paged latent cache.
+
+Two forms of the same function. Decode uses the absorbed one: ``W_UK`` multiplies the query and ``W_UV`` the
+weighted sum of latents, so that the cache is read as it is. Prefill uses the expanded one: the context's latents
+are turned into keys and values once for all queries of the chunk, which costs less as soon as queries are many.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from backend.model.config import MlaConfig, ModelConfig
+from backend.model.context import LayerCache, StepContext
+from backend.model.linear import HeadLinear, Linear, build_linear
+from backend.model.placement import Placement
+from backend.model.quant import Matrix, concatenate, select_rows, to_float
+from backend.model.weights import WeightReader
+from kernels.paged_attention import causal_attention
+from kernels.paged_mla import gather_latent, paged_mla_decode
+from kernels.rms_norm import rms_norm
+from kernels.rope import rope
+from kernels.store_kv import store_latent
+
+
+class LatentAttention:
+    """MLA of one layer. Whatever reads the hidden state is one product: ``[query part | rope key | latent]``."""
+
+    def __init__(
+        self, config: ModelConfig, mla: MlaConfig, reader: WeightReader, prefix: str, placement: Placement
+    ):
+        self._mla, self._heads = mla, config.num_heads
+        self._scale = config.softmax_scale
+        self._is_interleaved = config.rope.is_interleaved
+        self._placement = placement
+        query, self._q_up, self._q_norm = _read_query(config, mla, reader, prefix, placement)
+        kv_down, self._kv_norm = _read_latent(config, mla, reader, prefix, placement)
+        self._query_width = int(query.shape[0])
+        self._down = build_linear(concatenate([query, kv_down], 0), placement)
+        keys, values = _read_expansion(config, mla, reader, prefix)
+        num_groups = _count_distinct(values, self._heads)
+        self._value = HeadLinear(_first_of_groups(values, self._heads, num_groups), num_groups, placement)
+        self._expand_values = build_linear(_first_of_groups(values, self._heads, num_groups), placement)
+        self._num_value_groups = num_groups
+        self._absorb: HeadLinear | None = None
+        if mla.nope_dim:
+            self._absorb = HeadLinear(_transposed(keys, self._heads), self._heads, placement)
+            self._expand_keys = build_linear(keys, placement)
+        width = self._heads * mla.v_dim
+        out = reader.matrix(f"{prefix}.o_proj.weight", config.hidden_size, width)
+        self._out = build_linear(out, placement)
+
+    def new_cache(self, num_blocks: int, block_size: int) -> LayerCache:
+        shape = (num_blocks, block_size, self._mla.cache_width)
+        return (torch.zeros(shape, device=self._placement.device, dtype=self._placement.dtype),)
+
+    def add_to(self, residual: Tensor, x: Tensor, step: StepContext, cache: LayerCache) -> None:
+        """``residual += attention(x)``; both ``[tokens, hidden]``."""
+        (rows,) = cache
+        batch = step.batch
+        nope, rotated = self._project(x, step, rows)
+        attended = x.new_empty((x.shape[0], self._heads * self._mla.v_dim))
+        decodes = batch.num_decodes
+        if decodes:
+            attended[:decodes] = self._absorbed(nope, rotated, rows, step)
+        start = decodes
+        for sequence in range(decodes, batch.num_sequences):
+            end = start + batch.query_lens[sequence]
+            context = gather_latent(rows, batch.block_tables[sequence], batch.kv_lens_list[sequence])
+            chunk = slice(start, end)
+            attended[chunk] = self._expanded(None if nope is None else nope[chunk], rotated[chunk], context)
+            start = end
+        self._out.add_to(residual, attended)
+
+    def _project(self, x: Tensor, step: StepContext, rows: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Queries ``[tokens, heads, nope]`` and rotated ``[tokens, heads, rope]``; the cache rows are written."""
+        mla, native, tokens = self._mla, self._placement.native, x.shape[0]
+        down = self._down(x)
+        rope_end = self._query_width + mla.rope_width
+        query, rope_key = down[:, : self._query_width], down[:, self._query_width : rope_end]
+        if self._q_up is not None:
+            if self._q_norm is not None:
+                query = rms_norm(query.contiguous(), self._q_norm, mla.latent_norm_eps, native=native)
+            query = self._q_up(query)
+        nope_width = self._heads * mla.nope_dim
+        rotated = query[:, nope_width:].view(tokens, self._heads, mla.rope_dim)
+        for part in (rotated, rope_key.view(tokens, mla.rope_groups, mla.rope_dim)):
+            rope(part, step.cos, step.sin, interleaved=self._is_interleaved, native=native)
+        latent = down[:, rope_end:] if mla.has_kv_a else x
+        if self._kv_norm is not None:
+            latent = rms_norm(latent.contiguous(), self._kv_norm, mla.latent_norm_eps, native=native)
+        store_latent(latent, rope_key, rows, step.batch.slots, native=native)
+        nope = query[:, :nope_width].view(tokens, self._heads, mla.nope_dim) if nope_width else None
+        return nope, rotated
+
+    def _absorbed(self, nope: Tensor | None, rotated: Tensor, rows: Tensor, step: StepContext) -> Tensor:
+        count, batch = step.batch.num_decodes, step.batch
+        latent_query = None
+        if self._absorb is not None and nope is not None:
+            latent_query = self._absorb(nope[:count].contiguous())
+        summed = paged_mla_decode(
+            latent_query,
+            rotated[:count],
+            rows,
+            batch.block_tables[:count],
+            batch.kv_lens[:count],
+            self._scale,
+            rope_groups=self._mla.rope_groups,
+            native=self._placement.native,
+        )
+        return self._value(summed).view(count, -1)
+
+    def _expanded(self, nope: Tensor | None, rotated: Tensor, context: Tensor) -> Tensor:
+        """One prefill chunk: ``context`` is ``[kv_len, cache_width]``, its own tokens included."""
+        mla, length = self._mla, context.shape[0]
+        latent = context[:, : mla.kv_lora_rank].contiguous()
+        key = _repeat(context[:, mla.kv_lora_rank :].view(length, mla.rope_groups, -1), self._heads)
+        query = rotated
+        if nope is not None:
+            key = torch.cat((self._expand_keys(latent).view(length, self._heads, -1), key), dim=2)
+            query = torch.cat((nope, rotated), dim=2)
+        value = _repeat(self._expand_values(latent).view(length, self._num_value_groups, -1), self._heads)
+        # The fused form of scaled_dot_product_attention wants one width for queries, keys and values.
+        padding = mla.qk_dim - mla.v_dim
+        if padding > 0:
+            value = pad(value, (0, padding))
+        attended = causal_attention(query, key, value, self._scale)
+        return attended[:, :, : mla.v_dim].reshape(query.shape[0], -1)
+
+
+def _repeat(x: Tensor, heads: int) -> Tensor:
+    """``[tokens, groups, width]`` to ``[tokens, heads, width]``, each group for its run of heads."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def _read_query(
+    config: ModelConfig, mla: MlaConfig, reader: WeightReader, prefix: str, placement: Placement
+) -> tuple[Matrix, Linear | None, Tensor | None]:
+    """What multiplies the hidden state, what multiplies the query latent (if any), and the latent's norm.
+
+    Rows are reordered so that the parts without and with rotation each lie together.
+    """
+    hidden, rows = config.hidden_size, config.num_heads * mla.qk_dim
+    per_head = torch.arange(rows).view(config.num_heads, mla.qk_dim)
+    order = torch.cat((per_head[:, : mla.nope_dim].reshape(-1), per_head[:, mla.nope_dim :].reshape(-1)))
+    if mla.q_lora_rank is None:
+        return select_rows(reader.matrix(f"{prefix}.q_proj.weight", rows, hidden), order), None, None
+    up = select_rows(reader.matrix(f"{prefix}.q_b_proj.weight", rows, mla.q_lora_rank), order)
+    if not mla.has_q_a:
+        return up, None, None
+    norm = None
+    if mla.has_q_norm:
+        norm = reader.vector(f"{prefix}.q_a_layernorm.weight", mla.q_lora_rank)
+        norm = norm.to(device=placement.device, dtype=placement.dtype)
+    down = reader.matrix(f"{prefix}.q_a_proj.weight", mla.q_lora_rank, hidden)
+    return down, build_linear(up, placement), norm
+
+
+def _read_latent(
+    config: ModelConfig, mla: MlaConfig, reader: WeightReader, prefix: str, placement: Placement
+) -> tuple[Matrix, Tensor | None]:
+    """``kv_a_proj_with_mqa`` with the rope key first, and the latent's norm."""
+    latent = mla.kv_lora_rank if mla.has_kv_a else 0
+    rows = latent + mla.rope_width
+    matrix = reader.matrix(f"{prefix}.kv_a_proj_with_mqa.weight", rows, config.hidden_size)
+    order = torch.cat((torch.arange(latent, rows), torch.arange(latent)))
+    norm = None
+    if mla.has_kv_norm:
+        norm = reader.vector(f"{prefix}.kv_a_layernorm.weight", mla.kv_lora_rank)
+        norm = norm.to(device=placement.device, dtype=placement.dtype)
+    return select_rows(matrix, order), norm
+
+
+def _read_expansion(
+    config: ModelConfig, mla: MlaConfig, reader: WeightReader, prefix: str
+) -> tuple[Matrix, Matrix]:
+    """``W_UK`` ``[heads * nope, latent]`` and ``W_UV`` ``[heads * v, latent]`` out of ``kv_b_proj``."""
+    width = mla.nope_dim + mla.v_dim
+    rows = config.num_heads * width
+    matrix = reader.matrix(f"{prefix}.kv_b_proj.weight", rows, mla.kv_lora_rank)
+    per_head = torch.arange(rows).view(config.num_heads, width)
+    keys = select_rows(matrix, per_head[:, : mla.nope_dim].reshape(-1))
+    return keys, select_rows(matrix, per_head[:, mla.nope_dim :].reshape(-1))
+
+
+def _transposed(keys: Matrix, heads: int) -> Tensor:
+    """``[heads * nope, latent]`` to ``[heads * latent, nope]``: what multiplies a query in the absorbed form."""
+    dense = to_float(keys)
+    return (
+        dense.view(heads, -1, dense.shape[1]).transpose(1, 2).reshape(heads * dense.shape[1], -1).contiguous()
+    )
+
+
+def _count_distinct(values: Matrix, heads: int) -> int:
+    """How many groups of consecutive heads share one matrix exactly (``heads`` where none do)."""
+    per_head = to_float(values).view(heads, -1)
+    is_same = (per_head[1:] == per_head[:-1]).all(dim=1).tolist()
+    num_groups = 1 + is_same.count(False)
+    if heads % num_groups:
+        return heads
+    size = heads // num_groups
+    is_regular = all(same == (head % size != 0) for head, same in enumerate(is_same, start=1))
+    return num_groups if is_regular else heads
+
+
+def _first_of_groups(values: Matrix, heads: int, num_groups: int) -> Matrix:
+    rows = torch.arange(values.shape[0]).view(heads, -1)[:: heads // num_groups]
+    return select_rows(values, rows.reshape(-1))
