@@ -56,8 +56,8 @@ class ModelConfig(_Section, frozen=True, kw_only=True):
 class ReplicasConfig(_Section, frozen=True, kw_only=True):
     """The local replicas, all alike, on consecutive ports, and the addresses of replicas run elsewhere.
 
-    ``model`` is the catalog id that the local ones serve; empty means the first of ``models``. What else is here
-    means what it means in :class:`backend.config.BackendConfig`.
+    ``model`` is the catalog id that the local ones serve; empty means the first of ``models``. What else is
+    here means what it means in :class:`backend.config.BackendConfig`.
     """
 
     count: int = 2

@@ -1,7 +1,7 @@
 """Writes ``docs/config.md``: each key's type and default from the code, its meaning from ``config.yaml``.
 
-``python -m embergate.config_reference config.yaml docs/config.md`` is what ``make docs`` runs; the tests check
-that the page is fresh and that every key has its comment.
+``make docs`` runs ``python -m embergate.config_reference config.yaml docs/config.md``; the tests check that
+the page is fresh and that every key has its comment.
 """
 
 from __future__ import annotations

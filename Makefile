@@ -1,0 +1,117 @@
+# Embergate's verbs. `make help` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# Further arguments for pip, such as an index with torch's CPU build (see README.md).
+PIP_ARGS ?=
+# make up DETACH=1 returns when everything is ready.
+DETACH ?=
+# make logs FOLLOW=1 goes on with what is written; PROCESS="gateway" shows one process only.
+FOLLOW ?=
+PROCESS ?=
+# make load: simulated agents, how many start in a second, and for how long.
+USERS ?= 16
+SPAWN_RATE ?= 4
+RUN_TIME ?= 60s
+# Further arguments for pytest, such as PYTEST_ARGS="-k routing".
+PYTEST_ARGS ?=
+
+DATA_DIR := $(or $(EMBERGATE_DATA_DIR),.embergate)
+FAST := not slow and not model and not e2e and not chaos and not gpu
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help install up down status logs model test test-fast fast-tests bench-engine bench-gateway load \
+        fmt lint type arch docs
+
+help: ## List the verbs.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# --- running -------------------------------------------------------------------------------------
+
+up: $(VENV)/.installed ## Install what is needed, then start a gateway and two replicas (DETACH=1: in the background).
+	@$(BIN)/embergate up $(if $(filter-out 0,$(DETACH)),--detach)
+
+down: $(VENV)/.installed ## Stop what runs.
+	@$(BIN)/embergate down
+
+status: $(VENV)/.installed ## Show which processes run.
+	@$(BIN)/embergate status
+
+logs: $(VENV)/.installed ## Show what the processes wrote (FOLLOW=1, PROCESS="gateway replica-0").
+	@$(BIN)/embergate logs $(if $(filter-out 0,$(FOLLOW)),--follow) $(PROCESS)
+
+load: $(VENV)/.installed-dev ## Let simulated agents loose on what runs (USERS, SPAWN_RATE, RUN_TIME).
+	@test -f $(DATA_DIR)/dev.env || { echo "There is no $(DATA_DIR)/dev.env yet: run 'make up DETACH=1' first." >&2; exit 1; }
+	@set -a; . $(DATA_DIR)/dev.env; set +a; \
+	$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary \
+	    --users $(USERS) --spawn-rate $(SPAWN_RATE) --run-time $(RUN_TIME) --host "$$EMBERGATE_URL"
+
+# --- installing ----------------------------------------------------------------------------------
+
+install: $(VENV)/.installed ## Install what is needed to run.
+
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null || { \
+	    echo "Embergate needs Python 3.11 or newer, and there is no $(PYTHON) here: install it, or name it as in 'make up PYTHON=python3.12'." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Embergate needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): name a newer one as in 'make up PYTHON=python3.12'." >&2; exit 1; }
+	@$(PYTHON) -c 'import shutil, sys; sys.exit(shutil.disk_usage(".").free < 3 * 2**30)' || { \
+	    echo "Embergate's packages need 3 GiB of free disk here (8 GiB with torch's CUDA build): make room and run it again." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	    echo "The virtual environment could not be made: install Python's venv module (on Debian: apt install python3-venv)." >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Installing Embergate's packages into $(VENV) ..."
+	@$(PIP) install --quiet -c constraints.txt $(PIP_ARGS) -e . || { \
+	    echo "The packages could not be installed; pip says why above. Mend that (network, disk space, index settings) and run it again." >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing the development packages into $(VENV) ..."
+	@$(PIP) install --quiet -c constraints.txt $(PIP_ARGS) -e '.[dev]' || { \
+	    echo "The packages could not be installed; pip says why above. Mend that (network, disk space, index settings) and run it again." >&2; exit 1; }
+	@touch $@
+
+model: $(VENV)/.installed ## Prepare the embedded model in both forms.
+	@$(BIN)/embergate models prepare --form kimi --form llama
+
+# --- testing -------------------------------------------------------------------------------------
+
+test: $(VENV)/.installed-dev model lint type arch ## Run every check and the whole test suite, installing what it needs.
+	$(BIN)/pytest -q $(PYTEST_ARGS)
+
+test-fast: ## Run the quick checks and tests, installing nothing; under two minutes.
+	@test -x $(BIN)/pytest || { echo "The development packages are missing: run 'make test' once." >&2; exit 1; }
+	@$(MAKE) --no-print-directory --output-sync=target -j2 lint arch type fast-tests
+
+fast-tests:
+	$(BIN)/pytest -q -m "$(FAST)" $(PYTEST_ARGS)
+
+bench-engine: $(VENV)/.installed-dev model ## Measure the engine.
+	@$(BIN)/python -m tests.bench.bench_engine
+
+bench-gateway: $(VENV)/.installed-dev ## Measure the gateway.
+	@$(BIN)/python -m tests.bench.bench_gateway
+
+# --- writing -------------------------------------------------------------------------------------
+
+fmt: ## Format the code and mend what the linter can.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: ## Check style and formatting.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: ## Check types, strictly.
+	$(BIN)/mypy
+
+arch: ## Check who imports whom.
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed ## Write the pages that are made from the code.
+	$(BIN)/python -m embergate.config_reference config.yaml docs/config.md
