@@ -20,7 +20,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A configuration section: immutable, and a typo in a key is an error."""
 
 
-class RateCardConfig(_Section):
+class RateCardConfig(_Section, frozen=True, kw_only=True):
     """Prices of one model from ``effective_from`` (a UTC date, inclusive) on, in dollars per million tokens.
 
     ``cached_input`` null means that cached tokens cost as much as other input, never nothing.
@@ -33,15 +33,17 @@ class RateCardConfig(_Section):
     cached_input: str | None = None
 
 
-class SpoolConfig(_Section):
+class SpoolConfig(_Section, frozen=True, kw_only=True):
     """The durable journal in front of the store, and the thread that empties it.
 
     ``max_unposted_records`` bounds how far the store may fall behind before requests are refused.
+    ``reserve_bytes`` are taken from the disk ahead of need, which makes a flush faster.
     ``retry_max_s`` bounds the wait between attempts while the store is unavailable.
     ``stop_timeout_s`` bounds how long a clean stop may go on posting what is left.
     """
 
     max_segment_bytes: int = 16 * 1024 * 1024
+    reserve_bytes: int = 256 * 1024
     max_unposted_records: int = 1_000_000
     post_interval_s: float = 0.05
     max_post_batch: int = 500
@@ -49,7 +51,7 @@ class SpoolConfig(_Section):
     stop_timeout_s: float = 20.0
 
 
-class BillingConfig(_Section):
+class BillingConfig(_Section, frozen=True, kw_only=True):
     """``database_url`` empty means SQLite in the data directory.
 
     ``sqlite_synchronous`` full flushes every commit to the disk; normal may lose the last commits in a power

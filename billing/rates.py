@@ -3,15 +3,30 @@
 The card in force is decided by the request's start: cards begin at 00:00:00 UTC of their date, inclusive, and
 stay in force until the model's next card begins. Prices are micro-dollars per million tokens, so one token
 costs that many pico-dollars. Neurons are the outward unit: whole neurons per million tokens follow from the
-price, a record's neurons are exact sums rounded once, half to even, to four decimals.
+price, and a record's neurons are the exact sum rounded once, half to even, to four decimals.
 """
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
 import msgspec
 
-from billing.config import BillingConfig
-from billing.usage import UsageRecord
+from billing.config import BillingConfig, BillingConfigError, RateCardConfig
+from billing.money import line_nanos, parse_micros, round_half_even
+from billing.periods import day_start_us, parse_date
+from billing.usage import CHARGED_STATUSES, UsageRecord
+
+INPUT, CACHED_INPUT, OUTPUT = TOKEN_CLASSES = ("input", "cached_input", "output")
+
+_MAX_MICROS = 1_000_000 * 1_000_000  # a million dollars per million tokens; keeps every sum in 64 bits
+_MICRO_NEURONS_PER_E4 = 100
+_CURRENCY = re.compile(r"[A-Z]{3}", re.ASCII)
+
+_T = TypeVar("_T")
 
 
 class NoRateError(LookupError):
@@ -29,7 +44,7 @@ class Rate(msgspec.Struct, frozen=True):
     neurons_per_million: int
 
 
-class RateCard(msgspec.Struct, frozen=True):
+class RateCard(msgspec.Struct, frozen=True, kw_only=True):
     """Prices of one model from ``effective_from_us`` on. ``version`` spells out the date and the three prices."""
 
     model: str
@@ -41,7 +56,7 @@ class RateCard(msgspec.Struct, frozen=True):
 
 
 class ChargeLine(msgspec.Struct, frozen=True):
-    """One token class of a charge."""
+    """One token class of a charge; ``rate_micros`` is in micro-dollars per million tokens."""
 
     token_class: str
     num_tokens: int
@@ -53,8 +68,9 @@ class Charge(msgspec.Struct, frozen=True):
     """A priced record.
 
     ``lines`` are input, cached input and output, in this order; ``amount_nanos`` is their sum.
-    ``undiscounted_nanos`` is what the same record would cost if no prompt token were cached. ``neurons_e4``
-    counts ten-thousandths of a neuron. A record that is not charged has no lines and all amounts zero.
+    ``undiscounted_nanos`` is what the same lines would cost at the input rate for cached tokens, so that a card
+    without a discount gives a discount of exactly nothing. ``neurons_e4`` counts ten-thousandths of a neuron.
+    A record that is not charged has no lines, no card and all amounts zero.
     """
 
     lines: tuple[ChargeLine, ...]
@@ -73,27 +89,151 @@ class Charge(msgspec.Struct, frozen=True):
         return self.neurons_e4 / 10_000
 
 
+NO_CHARGE = Charge((), 0, 0, 0, "")
+"""For a record that costs nothing: a failure of ours."""
+
+UNPRICED = Charge((), 0, 0, 0, "unpriced")
+"""For a record that should cost something, but no card is in force: kept, and reported by the audit."""
+
+
 class RateBook:
     """All rate cards. Immutable, safe to share between threads; pricing takes a few microseconds."""
+
+    def __init__(self, cards: Sequence[RateCard], currency: str = "USD") -> None:
+        """``cards`` in any order, at most one per model and date."""
+        self.currency = currency
+        self._cards: dict[str, tuple[RateCard, ...]] = {}
+        for card in sorted(cards, key=lambda card: card.effective_from_us):
+            self._cards[card.model] = (*self._cards.get(card.model, ()), card)
+        self._starts = {
+            model: tuple(card.effective_from_us for card in cards) for model, cards in self._cards.items()
+        }
 
     @classmethod
     def from_config(cls, config: BillingConfig) -> RateBook:
         """Raises BillingConfigError naming the path of a bad price, a bad date or a duplicate card."""
-        raise NotImplementedError
+        neuron_micros = _neuron_micros(config.usd_per_thousand_neurons)
+        if _CURRENCY.fullmatch(config.currency) is None:
+            raise BillingConfigError("billing.currency", f"{config.currency!r} is not a three-letter code")
+        cards: list[RateCard] = []
+        seen: dict[tuple[str, int], str] = {}
+        for index, card_config in enumerate(config.rate_cards):
+            path = f"billing.rate_cards[{index}]"
+            card = _card(path, card_config, neuron_micros)
+            first = seen.setdefault((card.model, card.effective_from_us), path)
+            if first != path:
+                raise BillingConfigError(
+                    path, f"{card.model} has a card from {card_config.effective_from} already, at {first}"
+                )
+            cards.append(card)
+        return cls(cards, config.currency)
 
     def covers(self, model: str, at_us: int | None = None) -> bool:
         """Whether the model has a card (in force at ``at_us``, when given). Once in force, some card always is."""
-        raise NotImplementedError
+        starts = self._starts.get(model)
+        return starts is not None and (at_us is None or starts[0] <= at_us)
 
     def card_for(self, model: str, at_us: int) -> RateCard:
         """The card in force at ``at_us``. Raises NoRateError."""
-        raise NotImplementedError
+        starts = self._starts.get(model)
+        index = bisect_right(starts, at_us) if starts else 0
+        if not index:
+            raise NoRateError(model, at_us)
+        return self._cards[model][index - 1]
 
     def price(self, record: UsageRecord) -> Charge:
         """The charge of ``record``. Raises NoRateError for a charged record without a card in force."""
-        raise NotImplementedError
+        if record.status not in CHARGED_STATUSES:
+            return NO_CHARGE
+        card = self.card_for(record.model, record.started_at_us)
+        num_cached = record.cached_prompt_tokens
+        num_input = record.prompt_tokens - num_cached
+        num_output = record.completion_tokens
+        input_micros = card.input.micros_per_million
+        cached_micros = card.cached_input.micros_per_million
+        output_micros = card.output.micros_per_million
+        input_nanos = line_nanos(num_input, input_micros)
+        cached_nanos = line_nanos(num_cached, cached_micros)
+        output_nanos = line_nanos(num_output, output_micros)
+        return Charge(
+            (
+                ChargeLine(INPUT, num_input, input_micros, input_nanos),
+                ChargeLine(CACHED_INPUT, num_cached, cached_micros, cached_nanos),
+                ChargeLine(OUTPUT, num_output, output_micros, output_nanos),
+            ),
+            input_nanos + cached_nanos + output_nanos,
+            input_nanos + line_nanos(num_cached, input_micros) + output_nanos,
+            _neurons_e4(card, num_input, num_cached, num_output),
+            card.version,
+        )
 
-    def neurons(self, model: str, at_us: int, prompt_tokens: int, cached_prompt_tokens: int,
-                completion_tokens: int) -> int:
+    def neurons(
+        self,
+        model: str,
+        at_us: int,
+        prompt_tokens: int,
+        cached_prompt_tokens: int,
+        completion_tokens: int,
+    ) -> int:
         """Neurons of such a request in ten-thousandths, for answers written before the record exists."""
-        raise NotImplementedError
+        card = self.card_for(model, at_us)
+        return _neurons_e4(
+            card, prompt_tokens - cached_prompt_tokens, cached_prompt_tokens, completion_tokens
+        )
+
+
+def rates_of_version(version: str) -> tuple[int, int, int]:
+    """Input, cached input and output rate in micro-dollars per million tokens, as ``RateCard.version`` has them."""
+    first, second, third = version.split(" ")[1].split("/")
+    return int(first), int(second), int(third)
+
+
+def _neurons_e4(card: RateCard, num_input: int, num_cached: int, num_output: int) -> int:
+    micro_neurons = (
+        num_input * card.input.neurons_per_million
+        + num_cached * card.cached_input.neurons_per_million
+        + num_output * card.output.neurons_per_million
+    )
+    return round_half_even(micro_neurons, _MICRO_NEURONS_PER_E4)
+
+
+def _card(path: str, config: RateCardConfig, neuron_micros: int) -> RateCard:
+    if not config.model:
+        raise BillingConfigError(f"{path}.model", "is empty")
+    day = _parsed(f"{path}.effective_from", parse_date, config.effective_from)
+    cached_text = config.input if config.cached_input is None else config.cached_input
+    input_rate = _rate(f"{path}.input", config.input, neuron_micros)
+    cached_rate = _rate(f"{path}.cached_input", cached_text, neuron_micros)
+    output_rate = _rate(f"{path}.output", config.output, neuron_micros)
+    prices = "/".join(str(rate.micros_per_million) for rate in (input_rate, cached_rate, output_rate))
+    return RateCard(
+        model=config.model,
+        effective_from_us=day_start_us(day),
+        input=input_rate,
+        cached_input=cached_rate,
+        output=output_rate,
+        version=f"{day.isoformat()} {prices}",
+    )
+
+
+def _rate(path: str, text: str, neuron_micros: int) -> Rate:
+    micros = _parsed(path, parse_micros, text)
+    if micros > _MAX_MICROS:
+        raise BillingConfigError(path, f"{text} is more than 1000000 per million tokens")
+    return Rate(micros, round_half_even(micros * 1_000, neuron_micros))
+
+
+def _neuron_micros(text: str) -> int:
+    """Micro-dollars per thousand neurons."""
+    path = "billing.usd_per_thousand_neurons"
+    micros = _parsed(path, parse_micros, text)
+    if micros == 0:
+        raise BillingConfigError(path, "must be more than 0")
+    return micros
+
+
+def _parsed(path: str, parse: Callable[[str], _T], text: str) -> _T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise BillingConfigError(path, str(error)) from None

@@ -17,14 +17,23 @@ Status = Literal["ok", "client_disconnected", "replica_lost", "timeout", "error"
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 
+MAX_TOKENS = 2**31 - 1
+
+_KNOWN_STATUSES = frozenset(STATUSES)
+_KNOWN_SURFACES: frozenset[Surface] = frozenset(get_args(Surface))
+
 CHARGED_STATUSES: frozenset[Status] = frozenset({"ok", "client_disconnected"})
 """A client that left pays for what was generated; a failure of ours is recorded and costs nothing."""
 
 
-class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One served request. Instants are integer UTC microseconds, durations too.
+class InvalidUsageError(ValueError):
+    """A usage record that cannot be true, such as more cached than prompt tokens."""
 
-    Decoding checks the types and bounds; ``billing.audit`` checks the rest. Never holds a prompt or a token.
+
+class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One served request. Instants are integer UTC microseconds, durations too. Never holds a prompt or a token.
+
+    A record that makes no sense cannot be built or decoded: InvalidUsageError names the field.
 
     Attributes:
         request_id: drawn by the edge at admission (:func:`new_request_id`); also the transaction's id.
@@ -66,9 +75,42 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     ttft_us: int = 0
     num_attempts: int = 1
 
+    def __post_init__(self) -> None:
+        is_counted = (
+            0 <= self.cached_prompt_tokens <= self.prompt_tokens <= MAX_TOKENS
+            and 0 <= self.completion_tokens <= MAX_TOKENS
+            and 0 <= self.reasoning_tokens <= MAX_TOKENS
+        )
+        if not (
+            is_counted
+            and self.request_id
+            and self.account_id
+            and self.model
+            and self.status in _KNOWN_STATUSES
+            and self.surface in _KNOWN_SURFACES
+        ):
+            raise InvalidUsageError(_problem_of(self))
+
     @property
     def is_charged(self) -> bool:
         return self.status in CHARGED_STATUSES
+
+
+def _problem_of(record: UsageRecord) -> str:
+    for name in ("request_id", "account_id", "model"):
+        if not getattr(record, name):
+            return f"{name} is empty"
+    for name in ("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "reasoning_tokens"):
+        count = getattr(record, name)
+        if not 0 <= count <= MAX_TOKENS:
+            return f"{name} is {count}, not between 0 and {MAX_TOKENS}"
+    if record.cached_prompt_tokens > record.prompt_tokens:
+        return (
+            f"cached_prompt_tokens {record.cached_prompt_tokens} exceed prompt_tokens {record.prompt_tokens}"
+        )
+    if record.status not in _KNOWN_STATUSES:
+        return f"status is {record.status!r}, not one of {', '.join(STATUSES)}"
+    return f"surface is {record.surface!r}, not one of {', '.join(sorted(_KNOWN_SURFACES))}"
 
 
 def new_request_id(now_us: int) -> str:

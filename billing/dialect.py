@@ -1,0 +1,119 @@
+"""The only place where one database differs from another.
+
+Everything else speaks SQLAlchemy Core. A dialect says how to connect, how a transaction begins, how an insert
+skips rows that exist, and which triggers keep a table append-only.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Engine, Table, create_engine, event, make_url, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.dml import Insert
+
+_BEGIN = "billing_begin"
+_BUSY_TIMEOUT_S = 30.0
+_MIGRATION_LOCK = 0x656D_6265_7267
+
+
+class Dialect(Protocol):
+    """What the store needs to know about its database."""
+
+    def connect(self, url: str, sqlite_synchronous: str) -> Engine:
+        """An engine for reading in snapshots. Statements take positional parameters."""
+
+    def writing(self, engine: Engine) -> Engine:
+        """The same engine for transactions that write."""
+
+    def insert_or_skip(self, table: Table) -> Insert:
+        """An insert that leaves rows alone whose key exists."""
+
+    def append_only(self, table: str) -> list[str]:
+        """DDL that makes updates and deletes of ``table`` fail."""
+
+    def lock_schema(self, connection: Connection) -> None:
+        """Let one process at a time change the schema, until the transaction ends."""
+
+
+class SqliteDialect:
+    """Write-ahead log; a commit is flushed to the disk unless configured otherwise."""
+
+    def connect(self, url: str, sqlite_synchronous: str) -> Engine:
+        path = make_url(url).database
+        if path:
+            _create_privately(Path(path))
+        engine = create_engine(url, pool_size=8, max_overflow=8, connect_args={"timeout": _BUSY_TIMEOUT_S})
+
+        @event.listens_for(engine, "connect")
+        def _prepare(connection: Any, _record: object) -> None:
+            connection.isolation_level = None  # the driver's own idea of transactions, off
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {sqlite_synchronous}")
+            connection.execute("PRAGMA foreign_keys = ON")
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Connection) -> None:
+            mode = connection.get_execution_options().get(_BEGIN, "DEFERRED")
+            connection.exec_driver_sql(f"BEGIN {mode}")
+
+        return engine
+
+    def writing(self, engine: Engine) -> Engine:
+        return engine.execution_options(**{_BEGIN: "IMMEDIATE"})
+
+    def insert_or_skip(self, table: Table) -> Insert:
+        return sqlite.insert(table).on_conflict_do_nothing()
+
+    def append_only(self, table: str) -> list[str]:
+        return [
+            f"CREATE TRIGGER {table}_no_{verb} BEFORE {verb} ON {table} "
+            f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
+            for verb in ("update", "delete")
+        ]
+
+    def lock_schema(self, connection: Connection) -> None:
+        """A writing transaction holds the lock already."""
+
+
+class PostgresDialect:
+    """Any PostgreSQL driver with positional parameters, such as psycopg."""
+
+    def connect(self, url: str, sqlite_synchronous: str) -> Engine:
+        engine = create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True, paramstyle="format")
+        return engine.execution_options(isolation_level="REPEATABLE READ")
+
+    def writing(self, engine: Engine) -> Engine:
+        return engine.execution_options(isolation_level="READ COMMITTED")
+
+    def insert_or_skip(self, table: Table) -> Insert:
+        return postgresql.insert(table).on_conflict_do_nothing()
+
+    def append_only(self, table: str) -> list[str]:
+        return [
+            f"CREATE FUNCTION {table}_refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$ BEGIN RAISE EXCEPTION '{table} is append-only'; END $$",
+            f"CREATE TRIGGER {table}_no_change BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {table}_refuse()",
+        ]
+
+    def lock_schema(self, connection: Connection) -> None:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+
+
+def dialect_named(name: str) -> Dialect:
+    """The dialect of a URL's backend. Raises ValueError for databases that were never tried."""
+    if name == "sqlite":
+        return SqliteDialect()
+    if name == "postgresql":
+        return PostgresDialect()
+    raise ValueError(f"database {name!r} is not supported; use sqlite or postgresql")
+
+
+def _create_privately(path: Path) -> None:
+    """The file holds who used what and token hashes: readable by its owner only."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))

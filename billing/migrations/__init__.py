@@ -1,0 +1,1 @@
+"""Schema changes, oldest first, in ``versions``. ``billing.store`` runs them when it opens a database."""

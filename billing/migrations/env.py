@@ -1,0 +1,10 @@
+"""Alembic's entry: runs the migrations on the connection, and within the transaction, that the store hands in."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from billing.schema import metadata
+
+context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
+context.run_migrations()

@@ -1,0 +1,100 @@
+"""The tables. Instants are integer UTC microseconds, money is integer nano-dollars, ids are text.
+
+Rows of the three append-only tables are keyed by the request id and stored in its order, so that ids that grow
+with time (``usage.new_request_id``) are written to the end of each table. ``usage_records`` mirrors
+``UsageRecord`` field by field; a test holds the two together, and these tables to the migrations.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
+
+metadata = MetaData()
+
+HEAD_REVISION = "0001"
+"""The newest migration; an up-to-date database is recognised by it without loading the migrations."""
+
+
+def _text(name: str, *, is_key: bool = False) -> Column[str]:
+    return Column(name, Text, primary_key=is_key, nullable=False)
+
+
+def _count(name: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False)
+
+
+usage_records = Table(
+    "usage_records",
+    metadata,
+    _text("request_id", is_key=True),
+    _text("account_id"),
+    _text("token_id"),
+    _text("model"),
+    _text("requested_model"),
+    _text("surface"),
+    _text("replica_id"),
+    _text("session"),
+    _count("started_at_us"),
+    _count("finished_at_us"),
+    _count("prompt_tokens"),
+    _count("cached_prompt_tokens"),
+    _count("completion_tokens"),
+    _count("reasoning_tokens"),
+    _text("status"),
+    Column("is_estimated", Boolean, nullable=False),
+    _count("ttft_us"),
+    _count("num_attempts"),
+    Index("usage_records_by_account", "account_id", "started_at_us"),
+    sqlite_with_rowid=False,
+)
+
+ledger_transactions = Table(
+    "ledger_transactions",
+    metadata,
+    _text("id", is_key=True),
+    _text("kind"),
+    _count("occurred_at_us"),
+    _count("posted_at_us"),
+    _count("input_nanos"),
+    _count("cached_input_nanos"),
+    _count("output_nanos"),
+    _count("amount_nanos"),
+    _count("undiscounted_nanos"),
+    _count("neurons_e4"),
+    _text("rate_card_version"),
+    sqlite_with_rowid=False,
+)
+
+ledger_entries = Table(
+    "ledger_entries",
+    metadata,
+    _text("transaction_id", is_key=True),
+    Column("leg", Integer, primary_key=True, nullable=False, autoincrement=False),
+    _text("ledger_account"),
+    _count("amount_nanos"),
+    sqlite_with_rowid=False,
+)
+
+accounts = Table(
+    "accounts",
+    metadata,
+    _text("id", is_key=True),
+    _text("name"),
+    _count("created_at_us"),
+)
+
+api_tokens = Table(
+    "api_tokens",
+    metadata,
+    _text("id", is_key=True),
+    _text("account_id"),
+    _text("name"),
+    Column("token_hash", LargeBinary(32), nullable=False),
+    _text("permissions"),
+    _count("created_at_us"),
+    Column("revoked_at_us", BigInteger, nullable=True),
+    Index("api_tokens_by_hash", "token_hash", unique=True),
+    Index("api_tokens_by_account", "account_id"),
+)
+
+APPEND_ONLY = ("usage_records", "ledger_transactions", "ledger_entries")
