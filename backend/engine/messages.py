@@ -53,9 +53,9 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     """One sequence to generate. A request with ``n`` choices is ``n`` sequences of the same prompt.
 
     ``sequence_id`` comes from :meth:`backend.engine.client.EngineClient.new_sequence_id`. ``cache_salt``
-    roots the block hashes: only sequences with the same salt share cached blocks. ``block_extras`` are further
-    bytes of the hash of single prompt blocks by block index (digests of what a placeholder token stands for).
-    ``reject_if_busy`` refuses the sequence when it would have to wait for a place in the batch.
+    roots the block hashes: only sequences with the same salt share cached blocks. ``block_extras`` are
+    further bytes of the hash of single prompt blocks by block index (digests of what a placeholder token
+    stands for). ``reject_if_busy`` refuses the sequence when it would have to wait for a place in the batch.
     """
 
     sequence_id: int

@@ -1,0 +1,111 @@
+"""Who owns each block of the KV cache.
+
+Domain: a block is a fixed run of token slots. It is *free* (content worthless), *cached* (content known to
+the prefix cache, nobody reads it) or *used* (one or more sequences hold it).
+
+Invariants: free + cached + used = all; the reference count of a block is the number of block tables it is in;
+a block in more than one table is full and is never written again.
+
+Time: O(blocks taken or released).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
+
+from backend.engine.prefix_cache import PrefixCache
+from backend.engine.sequence import expect
+
+
+class OutOfBlocksError(Exception):
+    """More blocks were asked for than are free or cached."""
+
+
+class BlockPool:
+    """Hands out block ids ``0 .. num_blocks-1`` and counts their holders."""
+
+    def __init__(self, num_blocks: int, cache: PrefixCache | None = None) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks: must be at least 1, not {num_blocks}")
+        self.num_blocks = num_blocks
+        self._cache = cache
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._num_holders = [0] * num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return 0 if self._cache is None else self._cache.num_unused
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_free - self.num_cached
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken: the free ones and, after eviction, the cached ones."""
+        return self.num_free + self.num_cached
+
+    def num_cached_among(self, blocks: Iterable[int]) -> int:
+        """How many of these indexed blocks nobody holds: sharing them makes fewer available."""
+        holders = self._num_holders
+        return sum(1 for block in blocks if holders[block] == 0)
+
+    def take(self, count: int) -> list[int]:
+        """Take ``count`` blocks of one's own, evicting the least recently used cached ones as needed.
+
+        Raises:
+            OutOfBlocksError: when fewer are available; nothing is taken then.
+        """
+        if count > self.num_available:
+            raise OutOfBlocksError(f"{count} blocks wanted, {self.num_available} available")
+        free, cache = self._free, self._cache
+        taken: list[int] = []
+        for _ in range(count):
+            if free:
+                block = free.pop()
+            else:
+                assert cache is not None  # else num_available counts the free ones only
+                block = cache.evict()
+            self._num_holders[block] = 1
+            taken.append(block)
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Hold blocks that the prefix cache found."""
+        for block in blocks:
+            if self._num_holders[block] == 0:
+                assert self._cache is not None  # only the prefix cache finds blocks that nobody holds
+                self._cache.reuse(block)
+            self._num_holders[block] += 1
+
+    def release(self, blocks: ListOf[int]) -> None:
+        """Give up one hold on each block of a table.
+
+        The tail goes first, so that it is evicted first: a prefix is of use without what follows it, and what
+        follows is of none without the prefix.
+        """
+        for block in reversed(blocks):
+            holders = self._num_holders[block] - 1
+            expect(holders >= 0, "a block was released more often than held")
+            self._num_holders[block] = holders
+            if holders == 0 and (self._cache is None or not self._cache.keep(block)):
+                self._free.append(block)
+
+    def check_invariants(self, tables: Iterable[ListOf[int]]) -> None:
+        """Raise InvariantError when the counts do not agree with the block tables that exist. O(blocks)."""
+        counted = [0] * self.num_blocks
+        for table in tables:
+            expect(len(set(table)) == len(table), "a block table holds a block twice")
+            for block in table:
+                counted[block] += 1
+        expect(counted == self._num_holders, "reference counts differ from the block tables")
+        cached = [] if self._cache is None else self._cache.unused_blocks()
+        idle = self._free + cached
+        expect(len(set(idle)) == len(idle), "a block is free or cached twice")
+        expect(all(counted[block] == 0 for block in idle), "a block in use is free or cached too")
+        expect(len(idle) + sum(1 for count in counted if count) == self.num_blocks, "a block was lost")

@@ -1,0 +1,149 @@
+"""Which KV blocks hold which tokens, so that a prompt that begins like an earlier one is not computed again.
+
+Domain: a full block is named by its digest, which chains over everything before it: the digest of its parent,
+its token ids, and extra bytes for what the ids do not say (an image behind placeholder tokens). The chain is
+rooted in the request's salt, so equal prompts of different accounts have nothing in common.
+
+State: the two-way index of digests and block ids; the blocks that nobody uses, least recently used first; and
+the claims: digests of prompt blocks that a running sequence is about to compute.
+
+Invariants: a digest names at most one block and a block has at most one digest; an unused block in here has a
+digest; a claim belongs to a running sequence and goes when its block is registered or the sequence leaves.
+
+Time: O(blocks looked at). A sequence's blocks are hashed once, when first asked for.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Sequence as ListOf
+from hashlib import blake2b
+
+from backend.engine.sequence import Sequence, expect
+
+DIGEST_BYTES = 32
+_ROOT_DOMAIN = b"embergate.kv.1.root"
+_BLOCK_DOMAIN = b"embergate.kv.1.block"
+_LENGTH = struct.Struct("<I")
+
+
+def root_digest(salt: bytes) -> bytes:
+    """The parent of a sequence's first block. Equal exactly for equal salts."""
+    return blake2b(b"".join((_ROOT_DOMAIN, _LENGTH.pack(len(salt)), salt)), digest_size=DIGEST_BYTES).digest()
+
+
+def block_digest(parent: bytes, token_ids: ListOf[int], extra: bytes = b"") -> bytes:
+    """The name of a full block after ``parent``.
+
+    Every part has a fixed or a stated length, so that no two different blocks feed the same bytes to the
+    hash. Token ids are packed as little-endian 32-bit integers.
+    """
+    count = len(token_ids)
+    packed = struct.pack(f"<{count}i", *token_ids)
+    parts = (_BLOCK_DOMAIN, parent, _LENGTH.pack(count), packed, _LENGTH.pack(len(extra)), extra)
+    return blake2b(b"".join(parts), digest_size=DIGEST_BYTES).digest()
+
+
+class PrefixCache:
+    """Index of full blocks by content, and the order in which unused ones are given up."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._block_by_digest: dict[bytes, int] = {}
+        self._digest_by_block: dict[int, bytes] = {}
+        self._unused: OrderedDict[int, None] = OrderedDict()
+        self._claims: dict[bytes, int] = {}
+        self.num_evictions = 0
+
+    @property
+    def num_unused(self) -> int:
+        """Blocks kept for their content only."""
+        return len(self._unused)
+
+    def match(self, sequence: Sequence) -> list[int] | None:
+        """The registered blocks that hold the longest known prefix of ``sequence``, in order.
+
+        At least one known token is always left to compute. Returns None when the next block is being computed
+        by a running sequence right now: waiting for it costs less than computing it twice.
+        """
+        blocks: list[int] = []
+        for index in range((sequence.num_tokens - 1) // self._block_size):
+            digest = self.digest(sequence, index)
+            block = self._block_by_digest.get(digest)
+            if block is None:
+                return None if digest in self._claims else blocks
+            blocks.append(block)
+        return blocks
+
+    def claim(self, sequence: Sequence) -> None:
+        """Announce the full blocks that ``sequence`` is about to compute (after :meth:`match`)."""
+        for index in range(sequence.num_registered_blocks, sequence.num_tokens // self._block_size):
+            self._claims.setdefault(self.digest(sequence, index), sequence.sequence_id)
+
+    def disclaim(self, sequence: Sequence) -> None:
+        """Withdraw what :meth:`claim` announced and the sequence did not get to compute."""
+        for digest in sequence.block_hashes[sequence.num_registered_blocks :]:
+            if self._claims.get(digest) == sequence.sequence_id:
+                del self._claims[digest]
+
+    def register_full_blocks(self, sequence: Sequence) -> None:
+        """Index the blocks of ``sequence`` that have become full since the last call.
+
+        When another block already has the same content, that one stays the one in the index; the sequence
+        keeps its own, which is then freed like any partial block.
+        """
+        num_full = sequence.num_computed_tokens // self._block_size
+        for index in range(sequence.num_registered_blocks, num_full):
+            digest = self.digest(sequence, index)
+            block = sequence.block_table[index]
+            if digest not in self._block_by_digest:
+                self._block_by_digest[digest] = block
+                self._digest_by_block[block] = digest
+            self._claims.pop(digest, None)
+        sequence.num_registered_blocks = max(sequence.num_registered_blocks, num_full)
+
+    def digest(self, sequence: Sequence, index: int) -> bytes:
+        """The digest of the full block ``index`` of ``sequence``, hashed on first use."""
+        hashes, size = sequence.block_hashes, self._block_size
+        while len(hashes) <= index:
+            at = len(hashes)
+            parent = hashes[-1] if hashes else root_digest(sequence.cache_salt)
+            token_ids = sequence.token_ids[at * size : (at + 1) * size]
+            hashes.append(block_digest(parent, token_ids, sequence.block_extras.get(at, b"")))
+        return hashes[index]
+
+    def keep(self, block: int) -> bool:
+        """Keep a block that nobody uses any more, as the most recently used; False when it has no digest."""
+        if block not in self._digest_by_block:
+            return False
+        self._unused[block] = None
+        return True
+
+    def reuse(self, block: int) -> None:
+        """Take an unused block back into use with its content."""
+        del self._unused[block]
+
+    def evict(self) -> int:
+        """Forget the least recently used unused block and return it."""
+        block, _ = self._unused.popitem(last=False)
+        del self._block_by_digest[self._digest_by_block.pop(block)]
+        self.num_evictions += 1
+        return block
+
+    def unused_blocks(self) -> list[int]:
+        """The unused blocks, next to be evicted first."""
+        return list(self._unused)
+
+    def is_registered(self, block: int) -> bool:
+        return block in self._digest_by_block
+
+    def check_invariants(self, running: ListOf[Sequence]) -> None:
+        """Raise InvariantError with the first thing that is wrong. O(blocks)."""
+        for digest, block in self._block_by_digest.items():
+            expect(self._digest_by_block.get(block) == digest, f"block {block} is indexed under two digests")
+        expect(len(self._block_by_digest) == len(self._digest_by_block), "a digest leads to no block")
+        for block in self._unused:
+            expect(block in self._digest_by_block, f"unused block {block} has no digest")
+        ids = {sequence.sequence_id for sequence in running}
+        expect(set(self._claims.values()) <= ids, "a claim belongs to a sequence that is not running")

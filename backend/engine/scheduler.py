@@ -1,0 +1,358 @@
+"""What the engine computes next: continuous batching, chunked prefill, preemption, admission.
+
+Domain: waiting sequences are admitted in order of arrival and then run until they are finished. A step
+computes one token for every running sequence that decodes, then prefill chunks, all within a budget of
+tokens.
+
+State: the queue, the batch, and through them every block table. Pure: no tensors, no clock, no sockets.
+
+Invariants:
+
+* The batch is in order of arrival, and so is the queue; everyone in the batch arrived before everyone in the
+  queue (preemption takes the youngest, and puts it back at the head). So the oldest always makes progress,
+  and everyone finishes.
+* Blocks for all known tokens of a sequence are taken at admission, so only decodes can run short.
+* A step never has more tokens than ``max_tokens_per_step``, a batch never more than ``max_running``
+  sequences.
+
+A step is :meth:`Scheduler.plan`, then the model, then :meth:`Scheduler.commit`; nothing else in between.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass
+
+from backend.engine.block_pool import BlockPool
+from backend.engine.messages import RefusalCode, SequenceFinish
+from backend.engine.prefix_cache import PrefixCache
+from backend.engine.sequence import Sequence, SequenceStatus, expect
+from backend.engine.step import ScheduledChunk, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Budgets; lengths and budgets in tokens.
+
+    Raises:
+        ValueError: naming the limit that cannot work.
+    """
+
+    block_size: int
+    max_model_len: int
+    max_tokens_per_step: int
+    max_running: int
+    max_waiting: int
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_model_len", "max_tokens_per_step", "max_running"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
+        if self.max_waiting < 0:
+            raise ValueError(f"max_waiting: must not be negative, but is {self.max_waiting}")
+        if self.max_tokens_per_step < self.max_running:
+            raise ValueError(
+                f"max_tokens_per_step: {self.max_tokens_per_step} is less than max_running "
+                f"({self.max_running}), so that a full batch could not decode"
+            )
+
+
+class RefusedError(Exception):
+    """A sequence cannot be queued; ``code`` is for programs, the message for people."""
+
+    def __init__(self, code: RefusalCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A plan and whom it is for: ``sequences`` are parallel to the chunks, ``rows`` to the rows of logits."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+    rows: tuple[Sequence, ...]
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Counted since the start; prompts at first admission."""
+
+    num_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class _StepBuilder:
+    """Collects chunks until the token budget is spent."""
+
+    __slots__ = ("budget", "chunks", "rows", "sequences")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.chunks: list[ScheduledChunk] = []
+        self.sequences: list[Sequence] = []
+        self.rows: list[Sequence] = []
+
+    def add_decode(self, sequence: Sequence) -> None:
+        token_ids = sequence.token_ids[-1:]
+        start = sequence.num_computed_tokens
+        self.chunks.append(ScheduledChunk(sequence.sequence_id, token_ids, start, sequence.block_table, True))
+        self.sequences.append(sequence)
+        self.rows.append(sequence)
+        self.budget -= 1
+
+    def add_prefill(self, sequence: Sequence) -> None:
+        """As many of the sequence's uncomputed tokens as the budget has room for."""
+        start = sequence.num_computed_tokens
+        end = min(start + self.budget, sequence.num_tokens)
+        is_last = end == sequence.num_tokens
+        self.chunks.append(
+            ScheduledChunk(
+                sequence.sequence_id, sequence.token_ids[start:end], start, sequence.block_table, is_last
+            )
+        )
+        self.sequences.append(sequence)
+        if is_last:
+            self.rows.append(sequence)
+        self.budget -= end - start
+
+    def build(self) -> Step:
+        return Step(StepPlan(tuple(self.chunks)), tuple(self.sequences), tuple(self.rows))
+
+
+class Scheduler:
+    """The queue and the batch of one engine."""
+
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache | None = None) -> None:
+        self.limits = limits
+        self.counters = SchedulerCounters()
+        self._pool = pool
+        self._cache = cache
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._by_id: dict[int, Sequence] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._by_id)
+
+    def add(self, sequence: Sequence, *, reject_if_busy: bool = False) -> None:
+        """Queue a sequence.
+
+        Raises:
+            RefusedError: when it could never fit, the queue is full, or (``reject_if_busy``) it would have to
+                wait for a place in the batch.
+            ValueError: when its id is in use.
+        """
+        if sequence.sequence_id in self._by_id:
+            raise ValueError(f"sequence_id: {sequence.sequence_id} is in use")
+        self._refuse_what_never_fits(sequence)
+        if reject_if_busy and len(self._by_id) >= self.limits.max_running:
+            raise RefusedError("busy", f"all {self.limits.max_running} places in the batch are taken")
+        has_place = len(self._running) + len(self._waiting) < self.limits.max_running
+        if not has_place and len(self._waiting) >= self.limits.max_waiting:
+            raise RefusedError("queue_full", f"{len(self._waiting)} sequences are waiting already")
+        self._waiting.append(sequence)
+        self._by_id[sequence.sequence_id] = sequence
+
+    def finish(self, sequence_id: int, reason: SequenceFinish = "abort") -> Sequence | None:
+        """End a sequence in whatever state it is and free its blocks at once; None when there is none."""
+        sequence = self._by_id.get(sequence_id)
+        if sequence is not None:
+            self._end(sequence, reason)
+        return sequence
+
+    def expire(self, arrived_before_s: float) -> list[Sequence]:
+        """End the sequences that arrived before then and were never admitted."""
+        expired: list[Sequence] = []
+        for sequence in self._waiting:
+            if sequence.cached_prompt_tokens is not None:
+                continue  # preempted: it has been served in time, and its reader has tokens already
+            if sequence.arrived_at_s >= arrived_before_s:
+                break
+            expired.append(sequence)
+        for sequence in expired:
+            self._end(sequence, "error")
+        return expired
+
+    def plan(self) -> Step:
+        """Choose what to compute next. Has at least one chunk whenever there is work."""
+        step = _StepBuilder(self.limits.max_tokens_per_step)
+        prefilling = self._plan_decodes(step)
+        for sequence in prefilling:
+            if step.budget == 0:
+                break
+            step.add_prefill(sequence)
+        if self._waiting:
+            self._admit(step)
+        return step.build()
+
+    def commit(self, step: Step, token_ids: ListOf[int]) -> None:
+        """Take in the result of a step: ``token_ids`` has one new token per row of ``step.rows``.
+
+        Sequences that ended since the step was planned are left alone.
+        """
+        tokens = iter(token_ids)
+        for chunk, sequence in zip(step.plan.chunks, step.sequences, strict=True):
+            token_id = next(tokens) if chunk.needs_logits else None
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue
+            num_computed = len(chunk.token_ids)
+            sequence.num_computed_tokens += num_computed
+            self.counters.num_computed_tokens += num_computed
+            if self._cache is not None:
+                self._cache.register_full_blocks(sequence)
+            if token_id is not None:
+                self._append(sequence, token_id)
+
+    def check_invariants(self) -> None:
+        """Raise InvariantError with the first thing that does not add up. O(blocks); for idle moments."""
+        size = self.limits.block_size
+        everyone = [*self._running, *self._waiting]
+        expect(len(everyone) == len(self._by_id), "a sequence was lost or is known twice")
+        expect(len(self._running) <= self.limits.max_running, "the batch is larger than max_running")
+        self._pool.check_invariants(sequence.block_table for sequence in everyone)
+        for sequence in everyone:
+            expect(self._by_id.get(sequence.sequence_id) is sequence, "a sequence is not under its id")
+            cached = sequence.cached_prompt_tokens
+            expect(cached is None or 0 <= cached < sequence.num_prompt_tokens, "cached more than the prompt")
+            expect(
+                sequence.num_computed_tokens < sequence.num_tokens, "a sequence has nothing left to compute"
+            )
+        for sequence in self._running:
+            expect(sequence.status is SequenceStatus.RUNNING, "one in the batch is not running")
+            expect(sequence.cached_prompt_tokens is not None, "one in the batch was never admitted")
+            num_slots = len(sequence.block_table) * size
+            expect(sequence.num_computed_tokens <= num_slots, "KV outside of the block table")
+        for sequence in self._waiting:
+            expect(sequence.status is SequenceStatus.WAITING, "one in the queue is not waiting")
+            expect(not sequence.block_table, "one in the queue holds blocks")
+        if self._cache is not None:
+            self._cache.check_invariants(self._running)
+
+    def _refuse_what_never_fits(self, sequence: Sequence) -> None:
+        limits = self.limits
+        prompt, output = sequence.num_prompt_tokens, sequence.sampling.max_tokens
+        num_blocks = self._blocks_for(prompt + output - 1)  # the last token's KV is never needed
+        if prompt + output > limits.max_model_len:
+            longest, why = limits.max_model_len, ""
+        elif num_blocks > self._pool.num_blocks:
+            longest, why = self._pool.num_blocks * limits.block_size, " on this replica"
+        else:
+            return
+        raise RefusedError(
+            "context_length_exceeded",
+            f"This model's maximum context length is {longest} tokens{why}. However, you requested "
+            f"{prompt + output} tokens ({prompt} in the messages, {output} in the completion).",
+        )
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.limits.block_size)
+
+    def _plan_decodes(self, step: _StepBuilder) -> list[Sequence]:
+        """Add every running sequence that decodes; returns those that are still in their prefill."""
+        running, size = self._running, self.limits.block_size
+        prefilling: list[Sequence] = []
+        index = 0
+        while index < len(running):
+            sequence = running[index]
+            index += 1
+            if len(sequence.token_ids) - sequence.num_computed_tokens != 1:
+                prefilling.append(sequence)
+            elif sequence.num_computed_tokens < len(sequence.block_table) * size or self._grow(sequence):
+                step.add_decode(sequence)
+        return prefilling
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Take one more block for ``sequence``, preempting the youngest as needed; False when that is itself.
+
+        Whoever is preempted comes after ``sequence`` in the batch, so it is not in the plan yet.
+        """
+        while self._pool.num_available == 0:
+            youngest = self._running[-1]
+            self._preempt(youngest)
+            if youngest is sequence:
+                return False
+        sequence.block_table.extend(self._pool.take(1))
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Give up the blocks of the youngest; it keeps its tokens and starts over when there is room."""
+        self._running.remove(sequence)
+        self._release(sequence)
+        sequence.status = SequenceStatus.WAITING
+        self._waiting.appendleft(sequence)
+        self.counters.num_preemptions += 1
+
+    def _admit(self, step: _StepBuilder) -> None:
+        """Move sequences from the head of the queue into the batch while budgets last."""
+        while self._waiting and step.budget > 0 and len(self._running) < self.limits.max_running:
+            sequence = self._waiting[0]
+            matched = [] if self._cache is None else self._cache.match(sequence)
+            if matched is None:
+                break
+            num_new = self._blocks_for(sequence.num_tokens) - len(matched)
+            # Each running sequence may need a block soon: without this headroom an admission would often be
+            # undone by a preemption a few steps later. With an empty batch everything is available.
+            room = self._pool.num_available - self._pool.num_cached_among(matched) - len(self._running)
+            if num_new > room:
+                break
+            self._waiting.popleft()
+            self._start(sequence, matched, num_new)
+            step.add_prefill(sequence)
+
+    def _start(self, sequence: Sequence, matched: list[int], num_new: int) -> None:
+        self._pool.share(matched)
+        sequence.block_table = matched + self._pool.take(num_new)
+        sequence.num_computed_tokens = len(matched) * self.limits.block_size
+        sequence.num_registered_blocks = len(matched)
+        sequence.status = SequenceStatus.RUNNING
+        if sequence.cached_prompt_tokens is None:
+            sequence.cached_prompt_tokens = sequence.num_computed_tokens
+            self.counters.num_prompt_tokens += sequence.num_prompt_tokens
+            self.counters.num_cached_prompt_tokens += sequence.num_computed_tokens
+        if self._cache is not None:
+            self._cache.claim(sequence)
+        self._running.append(sequence)
+
+    def _append(self, sequence: Sequence, token_id: int) -> None:
+        sequence.token_ids.append(token_id)
+        self.counters.num_completion_tokens += 1
+        if token_id in sequence.stop_token_ids:
+            self._end(sequence, "stop")
+        elif (
+            sequence.num_generated_tokens >= sequence.sampling.max_tokens
+            or sequence.num_tokens >= self.limits.max_model_len
+        ):
+            self._end(sequence, "length")
+
+    def _end(self, sequence: Sequence, reason: SequenceFinish) -> None:
+        if sequence.status is SequenceStatus.RUNNING:
+            self._running.remove(sequence)
+            self._release(sequence)
+        else:
+            self._waiting.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+        del self._by_id[sequence.sequence_id]
+
+    def _release(self, sequence: Sequence) -> None:
+        if self._cache is not None:
+            self._cache.disclaim(sequence)
+        self._pool.release(sequence.block_table)
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
+        sequence.num_registered_blocks = 0

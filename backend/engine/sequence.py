@@ -1,0 +1,91 @@
+"""One sequence on its way through the engine: its tokens, those of them that have KV, its blocks."""
+
+from __future__ import annotations
+
+import enum
+
+from backend.engine.messages import SamplingParams, SequenceFinish, SequenceRequest
+
+
+class InvariantError(Exception):
+    """The engine's books do not add up: a defect, after which nothing it computes can be trusted."""
+
+
+def expect(is_right: bool, otherwise: str) -> None:
+    """Raise :class:`InvariantError` saying ``otherwise`` unless ``is_right``."""
+    if not is_right:
+        raise InvariantError(otherwise)
+
+
+class SequenceStatus(enum.Enum):
+    WAITING = "waiting"
+    """In the queue, new or preempted: holds no blocks."""
+    RUNNING = "running"
+    """In the batch: holds a block for every token that has KV."""
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Mutable state of one sequence; the scheduler is the only one that changes it.
+
+    ``token_ids`` is the prompt and then what was generated. ``num_computed_tokens`` of them have KV, in the
+    blocks of ``block_table``; at least one known token never has, as its logits are still to come.
+    ``block_hashes`` are the chained digests of the first full blocks, as far as they were needed yet, and
+    ``num_registered_blocks`` of them are in the prefix cache's hands.
+
+    ``cached_prompt_tokens`` is None until the first admission and never changes after it, whatever happens to
+    the blocks later: it is what the customer's discount applies to.
+    """
+
+    __slots__ = (
+        "arrived_at_s",
+        "block_extras",
+        "block_hashes",
+        "block_table",
+        "cache_salt",
+        "cached_prompt_tokens",
+        "finish_reason",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "sampling",
+        "sequence_id",
+        "status",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self, request: SequenceRequest, *, eos_token_ids: tuple[int, ...] = (), arrived_at_s: float = 0.0
+    ) -> None:
+        sampling = request.sampling
+        self.sequence_id = request.sequence_id
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.sampling: SamplingParams = sampling
+        eos = () if sampling.ignore_eos else eos_token_ids
+        self.stop_token_ids = frozenset(eos).union(sampling.stop_token_ids)
+        self.cache_salt = request.cache_salt
+        self.block_extras = request.block_extras
+        self.arrived_at_s = arrived_at_s
+        self.status = SequenceStatus.WAITING
+        self.finish_reason: SequenceFinish | None = None
+        self.num_computed_tokens = 0
+        self.block_table: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_registered_blocks = 0
+        self.cached_prompt_tokens: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and generated."""
+        return len(self.token_ids)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens without KV: 1 for a sequence that decodes."""
+        return len(self.token_ids) - self.num_computed_tokens

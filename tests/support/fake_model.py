@@ -1,0 +1,78 @@
+"""A model without weights: what it says next depends on every token before, and on nothing else.
+
+It keeps a KV memory like a real one does and looks at all of it, so that a block that was lost, shared
+wrongly or overwritten makes it fail or say something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from backend.engine.step import ScheduledChunk, StepPlan
+
+
+class FakeModel:
+    """Deterministic next tokens over a vocabulary of ``vocab_size``, computed through paged memory."""
+
+    def __init__(self, num_blocks: int, block_size: int, vocab_size: int = 50) -> None:
+        self.vocab_size = vocab_size
+        self.num_tokens_computed = 0
+        self._block_size = block_size
+        self._slots: list[tuple[bytes, bytes] | None] = [None] * (num_blocks * block_size)
+
+    def run(self, plan: StepPlan) -> list[bytes]:
+        """Compute a step; returns the state after the last token of each chunk that wants logits."""
+        written = [self._slot(chunk, at) for chunk in plan.chunks for at in _positions(chunk)]
+        assert len(set(written)) == len(written), "two tokens of one step are written to the same slot"
+        states = [self._run_chunk(chunk) for chunk in plan.chunks]
+        self.num_tokens_computed += plan.num_tokens
+        return [state for chunk, state in zip(plan.chunks, states, strict=True) if chunk.needs_logits]
+
+    def next_token(self, state: bytes) -> int:
+        return int.from_bytes(state[:8], "little") % self.vocab_size
+
+    def _run_chunk(self, chunk: ScheduledChunk) -> bytes:
+        state = self._read_context(chunk)
+        for at, token_id in zip(_positions(chunk), chunk.token_ids, strict=True):
+            parent, state = state, advance(state, token_id)
+            self._slots[self._slot(chunk, at)] = (parent, state)
+        return state
+
+    def _read_context(self, chunk: ScheduledChunk) -> bytes:
+        state = b""
+        for at in range(chunk.start):
+            slot = self._slots[self._slot(chunk, at)]
+            assert slot is not None, "KV that was never written is read"
+            assert slot[0] == state, f"KV at position {at} of sequence {chunk.sequence_id} belongs elsewhere"
+            state = slot[1]
+        return state
+
+    def _slot(self, chunk: ScheduledChunk, at: int) -> int:
+        return chunk.block_table[at // self._block_size] * self._block_size + at % self._block_size
+
+
+def advance(state: bytes, token_id: int) -> bytes:
+    """The state of the model after one more token."""
+    return blake2b(state + token_id.to_bytes(4, "little"), digest_size=16).digest()
+
+
+def alone(
+    prompt: Sequence[int], count: int, vocab_size: int = 50, stop: frozenset[int] = frozenset()
+) -> list[int]:
+    """What the model says after ``prompt`` when nobody else is there: at most ``count`` tokens."""
+    state = b""
+    for token_id in prompt:
+        state = advance(state, token_id)
+    generated: list[int] = []
+    while len(generated) < count:
+        token_id = int.from_bytes(state[:8], "little") % vocab_size
+        generated.append(token_id)
+        if token_id in stop:
+            break
+        state = advance(state, token_id)
+    return generated
+
+
+def _positions(chunk: ScheduledChunk) -> range:
+    return range(chunk.start, chunk.start + len(chunk.token_ids))
