@@ -1,0 +1,148 @@
+"""The configuration file: read whole, refused precisely."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from backend.config import BackendConfig
+from embergate.config import OWN_FIELDS, Config, ConfigError, ReplicasConfig
+from embergate.config_file import decode_config, find_config, load_settings
+
+ROOT = Path(__file__).parents[3]
+MINIMAL = b"models: [{id: m}]\n"
+
+
+def test_the_shipped_configuration_is_valid_and_says_only_defaults_outside_catalog_and_prices() -> None:
+    shipped = decode_config((ROOT / "config.yaml").read_bytes())
+    plain = Config(models=shipped.models)
+    assert shipped.gateway == plain.gateway
+    assert shipped.replicas == plain.replicas
+    assert shipped.supervisor == plain.supervisor
+    assert msgspec.structs.replace(shipped.billing, rate_cards=[]) == plain.billing
+    assert shipped.data_dir == plain.data_dir
+
+
+def test_the_shipped_catalog_and_rate_cards_are_the_documented_ones() -> None:
+    shipped = decode_config((ROOT / "config.yaml").read_bytes())
+    (model,) = shipped.models
+    assert model.id == "@cf/huggingface/smollm2-135m-instruct"
+    assert model.form == "kimi"
+    assert model.aliases == [f"@cf/moonshotai/kimi-{v}" for v in ("k2.5", "k2.6", "k2.7-code")]
+    prices = {card.model: (card.input, card.cached_input, card.output) for card in shipped.billing.rate_cards}
+    assert prices == {
+        model.id: ("0.05", "0.01", "0.20"),
+        "@cf/moonshotai/kimi-k2.5": ("0.60", "0.10", "3.00"),
+        "@cf/moonshotai/kimi-k2.6": ("0.95", "0.16", "4.00"),
+        "@cf/moonshotai/kimi-k2.7-code": ("0.95", "0.19", "4.00"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "expected a mapping of sections such as gateway: and models:"),
+        (b"a: [", "line 1: expected the node content, but found '<stream end>'"),
+        (b"gateway: {}", "models: missing"),
+        (b"models: []", "models: at least one model is needed"),
+        (MINIMAL + b"gateway: {prot: 1}", "gateway.prot: unknown key; did you mean port?"),
+        (MINIMAL + b"gatewya: {}", "gatewya: unknown key; did you mean gateway?"),
+        (MINIMAL + b"gateway: {limits: {accounts: {ab: {burst: 1}}}}",
+         "gateway.limits.accounts[...].burst: unknown key"),
+        (b"models: [{id: m, alaises: []}]", "models[0].alaises: unknown key; did you mean aliases?"),
+        (MINIMAL + b"gateway: {port: http}", "gateway.port: expected int, got str"),
+        (MINIMAL + b"gateway: {port: '1'}", "gateway.port: expected int, got str"),
+        (b"models: [{id: m, form: gguf}]",
+         "models[0].form: invalid enum value 'gguf'; expected one of kimi, llama"),
+        (MINIMAL + b"models: []", "line 2: the key 'models' stands twice in one section"),
+        (MINIMAL + b"gateway: {port: 0}", "gateway.port: expected a port from 1 to 65535, got 0"),
+        (MINIMAL + b"gateway: {upstream: {connect_timeout_s: -1}}",
+         "gateway.upstream.connect_timeout_s: expected a number of at least 0, got -1.0"),
+        (MINIMAL + b"gateway: {upstream: {connect_timeout_s: 0}}",
+         "gateway.upstream.connect_timeout_s: expected a number above 0, got 0.0"),
+        (MINIMAL + b"supervisor: {stable_after_s: .inf}",
+         "supervisor.stable_after_s: expected a number of at least 0, got inf"),
+        (b"models: [{id: m, aliases: [m]}]", "models[0].aliases[0]: m is already taken by models[0].id"),
+        (b"models: [{id: ''}]", "models[0].id: must not be empty"),
+        (b"models: [{id: m, max_model_len: 8}]", "models[0].default_max_tokens: larger than max_model_len"),
+        (MINIMAL + b"replicas: {model: x}", "replicas.model: x is not an id in models"),
+        (MINIMAL + b"replicas: {base_port: 8786}", "gateway.port: 8787 is also a replica's port"),
+        (MINIMAL + b"replicas: {base_port: 65535}",
+         "replicas.count: the ports from base_port on run past 65535"),
+        (MINIMAL + b"replicas: {count: 0}", "models[0].id: no replica serves m"),
+        (MINIMAL + b"replicas: {addresses: [{id: replica-0, url: 'http://h'}]}",
+         "replicas.addresses[0].id: replica-0 is already taken"),
+        (MINIMAL + b"replicas: {addresses: [{id: far, url: 'http://h', models: [x]}]}",
+         "replicas.addresses[0].models: x is not an id in models"),
+        (MINIMAL + b"billing: {rate_cards: [{model: m, effective_from: x, input: 0.5, output: '1'}]}",
+         "billing.rate_cards[0].input: expected str, got float; write it in quotes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_refused_with_its_path(text: bytes, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        decode_config(text)
+    assert str(refused.value) == message
+
+
+def test_a_date_need_not_be_quoted() -> None:
+    card = b"{model: m, effective_from: 2026-01-01, input: '1', output: '1'}"
+    config = decode_config(MINIMAL + b"billing: {rate_cards: [" + card + b"]}")
+    assert config.billing.rate_cards[0].effective_from == "2026-01-01"
+
+
+def test_the_configuration_is_found_by_option_then_variable_then_directory(tmp_path: Path) -> None:
+    for name in ("config.yaml", "a.yaml", "b.yaml"):
+        (tmp_path / name).write_bytes(MINIMAL)
+    variable = {"EMBERGATE_CONFIG": "b.yaml"}
+    assert find_config("a.yaml", variable, tmp_path).name == "a.yaml"
+    assert find_config(None, variable, tmp_path).name == "b.yaml"
+    assert find_config(None, {}, tmp_path).name == "config.yaml"
+    with pytest.raises(ConfigError, match="there is no such configuration file"):
+        find_config("c.yaml", {}, tmp_path)
+    with pytest.raises(ConfigError, match=r"there is no config\.yaml in .* set EMBERGATE_CONFIG"):
+        find_config(None, {}, tmp_path / "elsewhere")
+
+
+def test_the_data_directory_is_relative_to_the_file_and_overridden_by_the_environment(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.yaml").write_bytes(MINIMAL)
+    assert load_settings(str(home / "config.yaml"), {}, tmp_path).data_dir == home / ".embergate"
+    override = {"EMBERGATE_DATA_DIR": "data"}
+    assert load_settings(str(home / "config.yaml"), override, tmp_path).data_dir == tmp_path / "data"
+
+
+def test_an_error_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_bytes(b"nonsense: 1")
+    with pytest.raises(ConfigError, match=r"^config\.yaml: nonsense: unknown key$"):
+        load_settings(None, {}, tmp_path)
+
+
+def test_the_section_of_replicas_has_every_key_of_a_replica_with_its_default() -> None:
+    here = {field.name: field for field in msgspec.structs.fields(ReplicasConfig)}
+    for field in msgspec.structs.fields(BackendConfig):
+        if field.name not in OWN_FIELDS:
+            assert here[field.name].default == field.default, field.name
+
+
+def test_each_replica_gets_its_own_name_and_port_and_its_share_of_the_cores() -> None:
+    config = decode_config(MINIMAL + b"replicas: {count: 2, cache: {block_size: 8}}")
+    first, second = (
+        config.backend_config(i, model_path=Path("/checkpoint"), pool_token="t") for i in range(2)
+    )
+    assert (first.replica_id, first.port) == ("replica-0", 8801)
+    assert (second.replica_id, second.port) == ("replica-1", 8802)
+    assert first.model.path == "/checkpoint"
+    assert first.model.served_as == "m"
+    assert first.cache.block_size == 8
+    assert first.pool_token == "t"
+    assert first.device.threads >= 1
+    with pytest.raises(ConfigError, match="there is no replica 2"):
+        config.backend_config(2, model_path=Path("/checkpoint"), pool_token="t")
+
+
+def test_the_gateway_is_reached_on_the_loopback_when_it_listens_everywhere() -> None:
+    assert decode_config(MINIMAL + b"gateway: {host: 0.0.0.0}").gateway_url == "http://127.0.0.1:8787"
+    assert decode_config(MINIMAL + b"gateway: {host: '::1'}").gateway_url == "http://[::1]:8787"
