@@ -16,6 +16,9 @@ from backend.model.fields import Fields
 
 Family = Literal["llama", "deepseek_v3"]
 
+EXTENSION_FORMAT = 1
+"""Version of the ``embergate`` section of a ``config.json``; another one is refused."""
+
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
@@ -179,6 +182,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
 
 def _parse_llama(fields: Fields) -> ModelConfig:
     fields.expect("mlp_bias", False, default=False)
+    _parse_extension(fields)
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", default=heads)
     head_dim = fields.size("head_dim", default=hidden // heads)
@@ -232,11 +236,21 @@ def _shared_fields(fields: Fields) -> dict[str, Any]:
     }
 
 
+def _parse_extension(fields: Fields) -> Fields:
+    """The ``embergate`` section: what this checkpoint does that the stock architecture does not."""
+    extension = fields.section("embergate")
+    extension.expect("format", EXTENSION_FORMAT, default=EXTENSION_FORMAT)
+    unknown = extension.raw.keys() - {"format", "form", "rope_groups", "identity"}
+    if unknown:
+        raise extension.error(min(unknown), "unknown")
+    return extension
+
+
 _IDENTITIES = ("q_a_proj", "q_a_layernorm", "kv_a_proj_latent", "kv_a_layernorm")
 
 
 def _parse_mla(fields: Fields) -> MlaConfig:
-    extension = fields.section("embergate")
+    extension = _parse_extension(fields)
     identity = extension.raw.get("identity", [])
     for name in identity:
         if name not in _IDENTITIES:
@@ -282,13 +296,11 @@ def _parse_moe(fields: Fields) -> MoeConfig | None:
     if not chosen <= chosen_groups * (experts // groups):
         raise fields.error("num_experts_per_tok", f"{chosen} is more than {chosen_groups} groups hold")
     width = fields.size("moe_intermediate_size")
-    extension = fields.section("embergate")
-    default_shared = width * fields.size("n_shared_experts", default=0, minimum=0)
     return MoeConfig(
         num_experts=experts,
         num_experts_per_token=chosen,
         expert_dim=width,
-        shared_dim=extension.size("shared_expert_size", default=default_shared, minimum=0),
+        shared_dim=width * fields.size("n_shared_experts", default=0, minimum=0),
         num_groups=groups,
         num_chosen_groups=chosen_groups,
         routed_scaling_factor=fields.number("routed_scaling_factor", default=1.0),

@@ -58,6 +58,11 @@ class GgufFile:
         self._split: dict[str, Matrix] = {}
 
     @property
+    def weight_names(self) -> Collection[str]:
+        """Official names of whole weights, in the file's order."""
+        return self._tensors.keys()
+
+    @property
     def names(self) -> Collection[str]:
         names: set[str] = set()
         for name, tensor in self._tensors.items():
@@ -92,7 +97,7 @@ class GgufFile:
         tensor = self._tensors[name]
         kind, data = tensor.tensor_type, tensor.data
         if _is_affine(tensor):
-            return _affine_blocks(kind, torch.from_numpy(np.ascontiguousarray(data)))
+            return _affine_blocks(kind, torch.from_numpy(np.array(data)))
         if kind == GGMLQuantizationType.F32 or kind == GGMLQuantizationType.F16:
             return torch.from_numpy(np.array(data))
         try:
