@@ -16,10 +16,11 @@ def run(
     billing: BillingConfig,
     data_dir: Path,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then stop gracefully: requests in flight end, every usage record is durable.
+    """Serve until SIGTERM or SIGINT, then stop gracefully: requests in flight end, every usage record is
+    durable.
 
-    ``data_dir`` holds ``secrets/`` (the pool token and the secret that cache salts derive from, made on first use),
-    ``spool/`` and, with the default database, the store.
+    ``data_dir`` holds ``secrets/`` (the pool token and the secret that cache salts derive from, made on first
+    use), ``spool/`` and, with the default database, the store.
 
     Raises:
         OSError: the port is taken or the data directory cannot be written.

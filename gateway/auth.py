@@ -1,8 +1,9 @@
 """Who is calling: API token -> Principal, and what follows from the account.
 
 Tokens are looked up by their SHA-256, so no comparison of secrets leaks its progress in time. Answers of the
-directory, also negative ones, are kept for ``cache_ttl_s``: that is how long a revoked token can still be used.
-Entries in the second half of their life are renewed in the background, so that requests rarely wait for it.
+directory, also negative ones, are kept for ``cache_ttl_s``: that is how long a revoked token can still be
+used. Entries in the second half of their life are renewed in the background, so that requests rarely wait for
+it.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Authenticator:
     def _forget(self, token_hash: bytes, lookup: asyncio.Task[Principal | None]) -> None:
         del self._lookups[token_hash]
         if not lookup.cancelled():
-            lookup.exception()  # retrieved: a failed renewal shows at the next look-up that somebody waits for
+            lookup.exception()  # retrieved: a failed renewal shows at the next look-up that is waited for
 
     async def _fetch(self, token_hash: bytes) -> Principal | None:
         asked_at = self._clock()  # the answer may already be this old when it comes
@@ -108,7 +109,9 @@ def _bearer_token(authorization: str | None) -> str | None:
 
 
 class SaltMaker:
-    """Derives the root of an account's block hashes, so that no account can observe another's prefix cache."""
+    """Derives the root of an account's block hashes, so that no account can observe another's prefix
+    cache.
+    """
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()

@@ -17,7 +17,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A configuration section: immutable, and a typo in a key is an error."""
 
 
-class ReplicaAddress(_Section):
+class ReplicaAddress(_Section, frozen=True):
     """One replica that the gateway can route to."""
 
     id: str
@@ -26,7 +26,7 @@ class ReplicaAddress(_Section):
     models: list[str] = []
 
 
-class ServedModel(_Section):
+class ServedModel(_Section, frozen=True):
     """A catalog entry: ``aliases`` are other ids that clients may use for it; bills name ``id``."""
 
     id: str
@@ -36,11 +36,11 @@ class ServedModel(_Section):
     description: str = ""
 
 
-class RoutingConfig(_Section):
+class RoutingConfig(_Section, frozen=True):
     """``max_in_flight`` requests per replica before a request spills to the next in rank.
 
-    When every replica is full, at most ``max_waiting`` requests wait, each at most ``capacity_wait_s``, before they
-    are refused. ``max_tracked_sessions`` bounds the table that predicts cached tokens.
+    When every replica is full, at most ``max_waiting`` requests wait, each at most ``capacity_wait_s``,
+    before they are refused. ``max_tracked_sessions`` bounds the table that predicts cached tokens.
     """
 
     policy: Literal["rendezvous", "ring"] = "rendezvous"
@@ -51,7 +51,7 @@ class RoutingConfig(_Section):
     max_tracked_sessions: int = 50_000
 
 
-class UpstreamConfig(_Section):
+class UpstreamConfig(_Section, frozen=True):
     """Bounds of one request to a replica. ``idle_timeout_s`` ends a stream that stalls,
     ``keepalive_timeout_s`` closes a connection that no request has used for so long."""
 
@@ -64,13 +64,13 @@ class UpstreamConfig(_Section):
     max_response_bytes: int = 64 * 1024 * 1024
 
 
-class HealthConfig(_Section):
+class HealthConfig(_Section, frozen=True):
     probe_interval_s: float = 0.5
     probe_timeout_s: float = 2.0
     failures_to_down: int = 2
 
 
-class RateLimits(_Section):
+class RateLimits(_Section, frozen=True):
     """Limits of one account. ``requests_per_minute`` is a token bucket per account and model."""
 
     requests_per_minute: AtLeastOne = 300
@@ -78,8 +78,10 @@ class RateLimits(_Section):
     max_concurrent_requests: AtLeastOne = 64
 
 
-class LimitsConfig(_Section):
-    """``accounts`` overrides ``default`` for single account ids; ``max_choices`` bounds ``n`` of one request."""
+class LimitsConfig(_Section, frozen=True):
+    """``accounts`` overrides ``default`` for single account ids; ``max_choices`` bounds ``n`` of one
+    request.
+    """
 
     default: RateLimits = RateLimits()
     accounts: dict[str, RateLimits] = {}
@@ -87,17 +89,18 @@ class LimitsConfig(_Section):
     max_tracked_buckets: int = 100_000
 
 
-class AuthConfig(_Section):
+class AuthConfig(_Section, frozen=True):
     """``cache_ttl_s`` bounds how long a revoked API token can still be used."""
 
     cache_ttl_s: float = 2.0
     max_cached_tokens: int = 10_000
 
 
-class MeteringConfig(_Section):
+class MeteringConfig(_Section, frozen=True):
     """``commit_interval_s`` is how long a group commit may wait for company; 0 commits at once.
 
-    ``abort_usage_wait_s`` bounds how long a replica is asked for the usage of a request whose client left.
+    ``abort_usage_wait_s`` bounds how long a replica is asked for the usage of a request whose client left;
+    ``max_known_requests`` how many finished requests are remembered while usages are reconciled.
     """
 
     commit_interval_s: float = 0.0
@@ -105,9 +108,10 @@ class MeteringConfig(_Section):
     max_pending: int = 20_000
     commit_timeout_s: float = 10.0
     abort_usage_wait_s: float = 2.0
+    max_known_requests: int = 50_000
 
 
-class TelemetryConfig(_Section):
+class TelemetryConfig(_Section, frozen=True):
     """``otlp_endpoint`` empty means: no spans are made and nothing is paid for them.
 
     Metrics name at most ``max_account_labels`` accounts; further ones count under ``other``.
@@ -120,7 +124,7 @@ class TelemetryConfig(_Section):
     access_log: bool = True
 
 
-class GatewayConfig(_Section):
+class GatewayConfig(_Section, frozen=True):
     """The edge as one process."""
 
     host: str = "127.0.0.1"

@@ -25,6 +25,7 @@ class Reason(Enum):
     CONTEXT_OVERFLOW = (400, 8007, "inference")
     NOT_PERMITTED = (403, 5018, "inference")
     TIMEOUT = (408, 3007, "inference")
+    ABORTED = (408, 3008, "inference")
     TOO_LARGE = (413, 3006, "inference")
     RATE = (429, 3021, "inference")
     CAPACITY = (429, 3040, "inference")
@@ -43,7 +44,7 @@ class Reason(Enum):
         return self.name.lower()
 
 
-class Refusal(Exception):
+class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
     """The request gets this answer and no other.
 
     Attributes:
@@ -74,7 +75,9 @@ def bad_input(pointer: str, problem: str) -> Refusal:
 
 
 def unauthenticated() -> Refusal:
-    """Unknown or revoked API token, none at all, or a valid one of another account: indistinguishable outside."""
+    """Unknown or revoked API token, none at all, or a valid one of another account: indistinguishable
+    outside.
+    """
     return Refusal(Reason.AUTHENTICATION, "Authentication error")
 
 
@@ -103,11 +106,17 @@ def no_capacity() -> Refusal:
 
 def unavailable() -> Refusal:
     """No replica of the model could be reached."""
-    return Refusal(Reason.UNAVAILABLE, "Max retries exhausted: no replica could serve the request.", retry_after_s=1)
+    message = "Max retries exhausted: no replica could serve the request."
+    return Refusal(Reason.UNAVAILABLE, message, retry_after_s=1)
 
 
 def timed_out() -> Refusal:
     return Refusal(Reason.TIMEOUT, "Request timeout")
+
+
+def aborted() -> Refusal:
+    """The client left before any replica began to work; nobody reads this."""
+    return Refusal(Reason.ABORTED, "Request was aborted")
 
 
 def metering_unavailable() -> Refusal:

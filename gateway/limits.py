@@ -28,7 +28,9 @@ class RateBuckets:
         self._max_tracked = max_tracked
 
     def take(self, key: _BucketKey, limits: RateLimits, now_ns: int) -> int:
-        """Take one request out of the bucket. Returns 0, or the nanoseconds until there will be one to take."""
+        """Take one request out of the bucket. Returns 0, or the nanoseconds until there will be one to
+        take.
+        """
         interval_ns = _interval_ns(limits)
         full_at_ns = max(self._full_at_ns.get(key, 0), now_ns)
         wait_ns = full_at_ns + interval_ns - _burst(limits) * interval_ns - now_ns
@@ -102,8 +104,8 @@ class AccountLimits:
         if num_running >= limits.max_concurrent_requests:
             raise Refusal(
                 Reason.CAPACITY,
-                f"Capacity temporarily exceeded: at most {limits.max_concurrent_requests} requests of an account "
-                "at a time, please try again.",
+                f"Capacity temporarily exceeded: at most {limits.max_concurrent_requests} requests of an "
+                "account at a time, please try again.",
                 retry_after_s=1,
             )
         key = (account_id, model)

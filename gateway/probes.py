@@ -26,7 +26,9 @@ class HealthProber:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Probe every replica once, so that the table is right from the first request on; then go on probing."""
+        """Probe every replica once, so that the table is right from the first request on; then go on
+        probing.
+        """
         await asyncio.gather(*(self._probe(replica) for replica in self._table.replicas))
         self._tasks = [asyncio.create_task(self._keep_probing(replica)) for replica in self._table.replicas]
 
@@ -52,7 +54,9 @@ class HealthProber:
             _log.info("replica %s: %s -> %s", replica.id, before, replica.health)
 
     async def _ask(self, replica: Replica) -> HealthState | None:
-        """What the replica says about itself; None when it says nothing, or nothing that can be understood."""
+        """What the replica says about itself; None when it says nothing, or nothing that can be
+        understood.
+        """
         try:
             _, body = await self._client.fetch(
                 replica.address, "/health", timeout_s=self._config.probe_timeout_s, limit=_MAX_HEALTH_BYTES

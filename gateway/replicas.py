@@ -1,8 +1,8 @@
 """The replicas that the edge can route to: health, draining, requests in flight, and waiting for room.
 
 A replica starts as ``starting`` and becomes ``ready`` when it says so itself. It is ``down`` after
-``failures_to_down`` failures in a row, counting probes and requests alike, or at once when it breaks off an answer.
-All state belongs to one event loop.
+``failures_to_down`` failures in a row, counting probes and requests alike, or at once when it breaks off an
+answer. All state belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -87,14 +87,15 @@ class ReplicaTable:
         """Call ``callback`` each time a replica becomes ready."""
         self._on_ready.append(callback)
 
-    # -- taking a place ---------------------------------------------------------------------------------------
+    # -- taking a place ------------------------------------------------------------------------------------
 
     async def take(
         self, ranking: Sequence[Replica], excluded: Collection[Replica], *, rejects_if_busy: bool
     ) -> Replica:
         """Take a place on the first ready replica in rank that has room; give it back with :meth:`put_back`.
 
-        When none has room the request waits for its turn, in order of arrival, for at most ``capacity_wait_s``.
+        When none has room the request waits for its turn, in order of arrival, for at most
+        ``capacity_wait_s``.
 
         Raises:
             Refusal: no place was to be had: 429 when some replica is ready but full, 503 when none is ready.
@@ -120,7 +121,11 @@ class ReplicaTable:
     def _first_with_room(self, ranking: Sequence[Replica], excluded: Collection[Replica]) -> Replica | None:
         max_in_flight = self._routing.max_in_flight
         for replica in ranking:
-            if replica.health == "ready" and replica.num_in_flight < max_in_flight and replica not in excluded:
+            if (
+                replica.health == "ready"
+                and replica.num_in_flight < max_in_flight
+                and replica not in excluded
+            ):
                 return replica
         return None
 
@@ -150,7 +155,7 @@ class ReplicaTable:
                 replica.num_in_flight += 1
                 waiter.turn.set_result(replica)
 
-    # -- health -----------------------------------------------------------------------------------------------
+    # -- health --------------------------------------------------------------------------------------------
 
     def report_answer(self, replica: Replica, health: HealthState) -> None:
         """A probe was answered, with this state."""
@@ -163,7 +168,9 @@ class ReplicaTable:
                 callback(replica)
 
     def report_failure(self, replica: Replica, *, is_certain: bool = False) -> None:
-        """A probe or a request failed. ``is_certain``: it broke off an answer, so it is down without a second try."""
+        """A probe or a request failed. ``is_certain``: it broke off an answer, so it is down without a
+        second try.
+        """
         replica.num_failures += 1
         if is_certain or replica.num_failures >= self._failures_to_down:
             replica.health = "down"

@@ -1,9 +1,10 @@
 """Which replica serves a request: the one that owns (account, affinity key), by hashing alone.
 
-There is no table of sessions. Every gateway process ranks the replicas of a key in the same order, so turns of
-one conversation meet again where its prefix is cached, and the ranking is at the same time the failover order: when the
-owner is gone or full, everyone agrees on the next. Rendezvous hashing moves a key only when its owner leaves or
-when a newcomer wins it; `ring` is the consistent-hash ring of uhashring, for pools that must agree with one.
+There is no table of sessions. Every gateway process ranks the replicas of a key in the same order, so turns
+of one conversation meet again where its prefix is cached, and the ranking is at the same time the failover
+order: when the owner is gone or full, everyone agrees on the next. Rendezvous hashing moves a key only when
+its owner leaves or when a newcomer wins it; `ring` is the consistent-hash ring of uhashring, for pools that
+must agree with one.
 """
 
 from __future__ import annotations
@@ -38,13 +39,12 @@ Ranking = Callable[[str, str, Sequence[AnyCandidate]], list[AnyCandidate]]
 """(account id, affinity key, candidates) -> candidates, owner first."""
 
 
-def rank_by_rendezvous(
-    account_id: str, key: str, candidates: Sequence[AnyCandidate]
-) -> list[AnyCandidate]:
-    """Candidates by descending score ``-weight / ln(u)``, where u in (0, 1) is the hash of (account, key, id).
+def rank_by_rendezvous(account_id: str, key: str, candidates: Sequence[AnyCandidate]) -> list[AnyCandidate]:
+    """Candidates by descending score ``-weight / ln(u)``, where u in (0, 1) is the hash of (account, key,
+    id).
 
-    An exponential race: each candidate wins in proportion to its weight, whichever others take part. Sorting by
-    ``ln(u) / weight`` gives the same order and cannot divide by zero.
+    An exponential race: each candidate wins in proportion to its weight, whichever others take part. Sorting
+    by ``ln(u) / weight`` gives the same order and cannot divide by zero.
     """
     prefix = framed(account_id.encode(), key.encode("utf-8", "surrogatepass"))
     scored = []
@@ -60,15 +60,15 @@ def _score(entry: tuple[float, str, Any]) -> tuple[float, str]:
 
 
 class RingRanking:
-    """Candidates in the order in which a consistent-hash ring meets them. The ring is rebuilt when the pool changes."""
+    """Candidates in the order in which a consistent-hash ring meets them. The ring is rebuilt when the pool
+    changes.
+    """
 
     def __init__(self) -> None:
         self._members: tuple[tuple[str, float], ...] = ()
         self._ring = HashRing()
 
-    def __call__(
-        self, account_id: str, key: str, candidates: Sequence[AnyCandidate]
-    ) -> list[AnyCandidate]:
+    def __call__(self, account_id: str, key: str, candidates: Sequence[AnyCandidate]) -> list[AnyCandidate]:
         members = tuple((candidate.id, candidate.weight) for candidate in candidates)
         if members != self._members:
             self._ring = _build_ring(members)
@@ -95,7 +95,11 @@ def derived_key(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, An
     digest = xxh3_128(framed(msgspec.json.encode(tools)) if tools else b"")
     for message in messages:
         role, content = message.get("role"), message.get("content")
-        text = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else msgspec.json.encode(content)
+        text = (
+            content.encode("utf-8", "surrogatepass")
+            if isinstance(content, str)
+            else msgspec.json.encode(content)
+        )
         digest.update(framed(str(role).encode(), text))
         if role == "user":
             break

@@ -10,7 +10,9 @@ POOL_TOKEN = "pool_token"
 """What the gateway shows to replicas; clients' credentials never go further than the edge."""
 
 CACHE_SALT_SECRET = "cache_salt_secret"
-"""What the cache salts of accounts derive from. A new one empties every prefix cache, and harms nothing else."""
+"""What the cache salts of accounts derive from. A new one empties every prefix cache, and harms nothing
+else.
+"""
 
 _NUM_BYTES = 32
 
@@ -18,7 +20,8 @@ _NUM_BYTES = 32
 def load_or_create(directory: Path, name: str) -> str:
     """The secret ``name``, as hexadecimal text.
 
-    Processes that start at the same time agree on one: the file appears whole or not at all, and the first wins.
+    Processes that start at the same time agree on one: the file appears whole or not at all, and the first
+    wins.
 
     Raises:
         OSError: the directory cannot be written, or the file cannot be read.

@@ -76,7 +76,9 @@ class ChatBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A validated request: what :class:`ChatBody` means, with only what later steps decide upon pulled out."""
+    """A validated request: what :class:`ChatBody` means, with only what later steps decide upon pulled
+    out.
+    """
 
     body: ChatBody
     model: str
@@ -152,7 +154,9 @@ def decode_chat(raw: bytes, *, path_model: str | None, allows_prompt: bool, max_
 def _messages_of(body: ChatBody, allows_prompt: bool) -> list[dict[str, Any]]:
     if body.requests or body.request_id:
         pointer = "/requests" if body.requests else "/request_id"
-        raise bad_input(pointer, "asynchronous batches are not available here; send one request with 'messages'")
+        raise bad_input(
+            pointer, "asynchronous batches are not available here; send one request with 'messages'"
+        )
     if body.messages is None:
         if allows_prompt and body.prompt:
             return [{"role": "user", "content": body.prompt}]
@@ -222,8 +226,10 @@ def _check_unsupported(body: ChatBody) -> None:
     if isinstance(choice, str) and choice not in _TOOL_CHOICES:
         raise bad_input("/tool_choice", f"must be one of {', '.join(_TOOL_CHOICES)} or a named function")
     if body.tools and choice != "none":
-        raise bad_input("/tools", "this model does not support tool calling; leave tools out or send "
-                        "'tool_choice': 'none'")
+        raise bad_input(
+            "/tools",
+            "this model does not support tool calling; leave tools out or send 'tool_choice': 'none'",
+        )
     if not body.tools and choice is not None and choice not in ("none", "auto"):
         raise bad_input("/tool_choice", "asks for a tool call, but there are no tools")
     if body.functions and body.function_call != "none":
@@ -289,7 +295,9 @@ def with_usage(completion: bytes, usage: bytes) -> bytes:
 
 
 def usage_of(completion: bytes) -> msgspec.Raw | None:
-    """The raw ``usage`` of an encoded completion, or None. Raises msgspec.DecodeError like :func:`with_usage`."""
+    """The raw ``usage`` of an encoded completion, or None. Raises msgspec.DecodeError like
+    :func:`with_usage`.
+    """
     return _object_decoder.decode(completion).get("usage")
 
 
@@ -305,5 +313,7 @@ def error_frame(code: str, message: str) -> bytes:
 
 def encode_model_list(models: Sequence[tuple[str, str]], created: int) -> bytes:
     """An OpenAI model list of (id, owner)."""
-    data = [{"id": model, "object": "model", "created": created, "owned_by": owner} for model, owner in models]
+    data = [
+        {"id": model, "object": "model", "created": created, "owned_by": owner} for model, owner in models
+    ]
     return msgspec.json.encode({"object": "list", "data": data})

@@ -1,0 +1,96 @@
+"""One inference request on its way through the edge: what each step learned, for the steps after it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from backend.wire import TokenUsage
+from billing.accounts import Principal
+from billing.rates import Charge
+from billing.usage import Status, Surface, UsageRecord, new_request_id
+from gateway.config import ServedModel
+from gateway.edge.exchange import Exchange
+from gateway.replicas import Replica
+from gateway.sse import StreamRelay
+from gateway.wire.openai import ChatRequest
+
+
+class SurfaceForm(Protocol):
+    """How one public surface reads requests and writes the ends of answers."""
+
+    name: Surface
+
+    def decode(self, body: bytes, path_model: str | None) -> ChatRequest:
+        """Raises Refusal naming the wrong field."""
+
+    def completion(self, completion: bytes, usage: bytes) -> bytes:
+        """The body of an answer in one piece."""
+
+    def stream_end(self, final_chunk: bytes, usage: bytes, *, includes_usage: bool) -> bytes:
+        """What follows the forwarded chunks when the answer is complete and recorded."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete answer of a replica, whose end the client has not seen yet.
+
+    ``completion`` is the whole of an answer without streaming; ``final_chunk`` the held-back usage chunk of a
+    stream, the rest of which has been forwarded.
+    """
+
+    usage: TokenUsage
+    completion: bytes = b""
+    final_chunk: bytes = b""
+
+
+class Interruption(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an answer has no end. ``code`` and ``message`` are for the client, if it is still there."""
+
+    status: Status
+    code: str = ""
+    message: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """State of one request. ``started_at`` is the loop's clock, ``started_at_us`` the wall's.
+
+    ``principal``, ``chat`` and ``model`` are set in this order by admission, ``replica`` by the first
+    attempt.
+    """
+
+    exchange: Exchange
+    surface: SurfaceForm
+    account_id: str
+    path_model: str | None
+    started_at: float
+    started_at_us: int = field(default_factory=lambda: time.time_ns() // 1000)
+    request_id: str = ""
+    ray: str = ""
+    principal: Principal = field(init=False)
+    chat: ChatRequest = field(init=False)
+    model: ServedModel = field(init=False)
+    replica: Replica = field(init=False)
+    session: str = ""
+    affinity_key: str = ""
+    num_attempts: int = 0
+    predicted_cached_tokens: int = 0
+    relay: StreamRelay | None = None
+    first_byte_at: float | None = None
+    http_status: int = 0
+    refused_for: str = ""
+    record: UsageRecord | None = None
+    charge: Charge = field(init=False)
+    span: Any = None
+
+    def __post_init__(self) -> None:
+        self.request_id = new_request_id(self.started_at_us)
+        self.ray = f"{self.request_id[-16:].replace('-', '0')}-EMB"
+
+    @property
+    def num_frames(self) -> int:
+        """Stream chunks that were forwarded to the client."""
+        return 0 if self.relay is None else self.relay.num_frames

@@ -1,0 +1,24 @@
+"""``POST /client/v4/accounts/{account}/ai/v1/chat/completions``: the OpenAI-compatible surface."""
+
+from __future__ import annotations
+
+from billing.usage import Surface
+from gateway.wire.openai import DONE_FRAME, ChatRequest, decode_chat, frame, with_usage
+
+
+class OpenAIForm:
+    """Bare OpenAI objects; a usage chunk only when the client asked for it."""
+
+    name: Surface = "v1"
+
+    def __init__(self, max_choices: int) -> None:
+        self._max_choices = max_choices
+
+    def decode(self, body: bytes, path_model: str | None) -> ChatRequest:
+        return decode_chat(body, path_model=path_model, allows_prompt=False, max_choices=self._max_choices)
+
+    def completion(self, completion: bytes, usage: bytes) -> bytes:
+        return with_usage(completion, usage)
+
+    def stream_end(self, final_chunk: bytes, usage: bytes, *, includes_usage: bool) -> bytes:
+        return frame(with_usage(final_chunk, usage)) + DONE_FRAME if includes_usage else DONE_FRAME

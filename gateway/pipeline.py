@@ -1,0 +1,297 @@
+"""The one request path: auth -> decode -> limits -> route -> stream -> meter -> end.
+
+Read :meth:`Pipeline.serve` from top to bottom. What it promises:
+
+* One usage record per served request, durable before the client sees the end of its answer (the final usage
+  chunk, ``[DONE]``, or the body of an answer in one piece). If it cannot be made durable the answer is not
+  ended cleanly.
+* A client that leaves frees the replica at once, and pays for what was generated until then.
+* A replica that is lost after the first byte gives an error event and a closed connection, never a clean
+  short answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import msgspec
+
+from backend.wire import AbortRequest, BadReplicaMessageError, TokenUsage, decode_usage
+from billing.rates import RateBook
+from billing.usage import Status, UsageRecord
+from gateway.auth import Authenticator, SaltMaker
+from gateway.call import Answer, Call, Interruption
+from gateway.catalog import Catalog
+from gateway.client import ReplicaClient, ReplicaError
+from gateway.dispatch import Dispatcher, start_stream
+from gateway.errors import aborted, metering_unavailable, no_capacity
+from gateway.limits import AccountLimits
+from gateway.metering import MeteringUnavailableError, UsageJournal
+from gateway.predictions import CachePredictions
+from gateway.reconciliation import KnownRequests
+from gateway.replicas import Replica
+from gateway.responses import completion_headers
+from gateway.routing import derived_key
+from gateway.wire.openai import encode_usage, error_frame
+from gateway.wire.replica import (
+    ABORT_PATH,
+    BillingContext,
+    decode_abort_result,
+    encode_billing_context,
+    encode_request,
+)
+from gateway.wire.workers_ai import affinity_of, session_label
+
+_log = logging.getLogger(__name__)
+
+_BYTES_PER_TOKEN = 4
+"""Only for estimates of prompts whose replica cannot be asked any more."""
+
+
+class Pipeline:
+    """Serves calls. Every part is given; ``outbound_headers`` are a call's further headers to replicas
+    (tracing).
+    """
+
+    def __init__(
+        self,
+        *,
+        authenticator: Authenticator,
+        catalog: Catalog,
+        limits: AccountLimits,
+        salts: SaltMaker,
+        dispatcher: Dispatcher,
+        predictions: CachePredictions,
+        client: ReplicaClient,
+        replica_headers: tuple[tuple[str, str], ...],
+        outbound_headers: Callable[[Call], tuple[tuple[str, str], ...]],
+        rate_book: RateBook,
+        journal: UsageJournal,
+        known: KnownRequests,
+        abort_usage_wait_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._authenticator = authenticator
+        self._catalog = catalog
+        self._limits = limits
+        self._salts = salts
+        self._dispatcher = dispatcher
+        self._predictions = predictions
+        self._client = client
+        self._replica_headers = replica_headers
+        self._outbound_headers = outbound_headers
+        self._rate_book = rate_book
+        self._journal = journal
+        self._known = known
+        self._abort_usage_wait_s = abort_usage_wait_s
+        self._clock = clock
+        self._unsettled: set[asyncio.Task[None]] = set()
+
+    async def serve(self, call: Call) -> None:
+        """Answer the call's exchange.
+
+        Raises:
+            Refusal: the exchange was not started and should be answered with it.
+        """
+        exchange = call.exchange
+        authorization = exchange.headers.get("authorization")
+        call.principal = await self._authenticator.authenticate(authorization, call.account_id)
+        call.chat = call.surface.decode(exchange.body, call.path_model)
+        call.model = self._catalog.find(call.chat.model)
+        if self._journal.is_full:
+            raise no_capacity()
+        reservation = self._limits.reserve(call.account_id, call.model.id)
+        self._known.started(call.request_id)
+        try:
+            answer = await self._generate(call)
+            reservation.settle()
+            if isinstance(answer, Answer):
+                await self._record_complete(call, answer)
+                self._end(call, answer)
+            else:
+                self._break_off(call, answer.code, answer.message)
+                await asyncio.shield(self._keep(self._record_interrupted(call, answer.status)))
+        finally:
+            reservation.release()
+            self._known.ended(call.request_id)
+
+    async def settle_all(self) -> None:
+        """Wait until the records of all interrupted requests are written (for the stop of the gateway)."""
+        while self._unsettled:
+            await asyncio.wait(self._unsettled)
+
+    # -- route and stream ----------------------------------------------------------------------------------
+
+    async def _generate(self, call: Call) -> Answer | Interruption:
+        """Let a replica answer; a stream's chunks reach the client meanwhile. Stops at once when the client
+        leaves.
+        """
+        exchange, chat, model = call.exchange, call.chat, call.model
+        call.session = affinity_of(exchange.headers, chat.body.options)
+        call.affinity_key = call.session or derived_key(chat.messages, chat.body.tools)
+        body = encode_request(
+            chat,
+            model,
+            request_id=call.request_id,
+            cache_salt=self._salts.salt_for(call.account_id),
+            billing_context=self._billing_context(call),
+        )
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        exchange.on_disconnect(lambda: _cancel(task))
+        try:
+            return await self._dispatcher.answer(
+                call, model.id, body, self._outbound_headers(call), chat.rejects_if_busy
+            )
+        except asyncio.CancelledError:
+            has_left = exchange.is_disconnected
+            if call.num_attempts and not has_left:  # the gateway itself is being stopped
+                self._keep(self._record_interrupted(call, "error"))
+            if not has_left:
+                raise
+            task.uncancel()
+            if not call.num_attempts:
+                raise aborted() from None
+            return Interruption(status="client_disconnected")
+        finally:
+            exchange.on_disconnect(None)
+
+    def _billing_context(self, call: Call) -> str:
+        return encode_billing_context(
+            BillingContext(
+                account_id=call.account_id,
+                token_id=call.principal.token_id,
+                model=call.model.id,
+                requested_model=call.chat.model,
+                surface=call.surface.name,
+                session=session_label(call.session),
+                started_at_us=call.started_at_us,
+            )
+        )
+
+    # -- meter ---------------------------------------------------------------------------------------------
+
+    async def _record_complete(self, call: Call, answer: Answer) -> None:
+        """Make the record of a complete answer durable.
+
+        Raises:
+            Refusal: it could not be; a stream that was started has been ended with an error event.
+        """
+        has_left = call.exchange.is_disconnected
+        status: Status = "client_disconnected" if has_left else "ok"
+        try:
+            await self._commit(call, status, answer.usage, is_estimated=False)
+        except MeteringUnavailableError as error:
+            refusal = metering_unavailable()
+            self._break_off(call, "metering_unavailable", refusal.message)
+            raise refusal from error
+        self._predictions.learn(
+            call.account_id, call.affinity_key, call.replica.id, answer.usage.prompt_tokens
+        )
+
+    async def _record_interrupted(self, call: Call, status: Status) -> None:
+        """Write the record of an answer that has no end: with the replica's counts, or marked estimates."""
+        usage = _usage_seen(call) or await self._abort_on(call.replica, call.request_id)
+        is_estimated = usage is None
+        try:
+            await self._commit(call, status, usage or _estimate(call), is_estimated=is_estimated)
+        except MeteringUnavailableError as error:
+            _log.error("request %s: usage record not written: %s", call.request_id, error)
+
+    async def _abort_on(self, replica: Replica, request_id: str) -> TokenUsage | None:
+        """What the replica generated until it stopped; None when it cannot say within the configured wait."""
+        try:
+            status, body = await self._client.fetch(
+                replica.address,
+                ABORT_PATH,
+                self._replica_headers,
+                msgspec.json.encode(AbortRequest(request_id)),
+                method="POST",
+                timeout_s=self._abort_usage_wait_s,
+            )
+            recent = decode_abort_result(body).usage if status == 200 else None
+        except (ReplicaError, msgspec.DecodeError):
+            return None
+        return None if recent is None else recent.usage
+
+    async def _commit(self, call: Call, status: Status, usage: TokenUsage, *, is_estimated: bool) -> None:
+        first_byte_at = call.first_byte_at
+        record = UsageRecord(
+            request_id=call.request_id,
+            account_id=call.account_id,
+            token_id=call.principal.token_id,
+            model=call.model.id,
+            requested_model=call.chat.model,
+            surface=call.surface.name,
+            replica_id=call.replica.id,
+            session=session_label(call.session),
+            started_at_us=call.started_at_us,
+            finished_at_us=max(time.time_ns() // 1000, call.started_at_us),
+            prompt_tokens=usage.prompt_tokens,
+            cached_prompt_tokens=usage.cached_prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            reasoning_tokens=usage.completion_tokens_details.reasoning_tokens,
+            status=status,
+            is_estimated=is_estimated,
+            ttft_us=0 if first_byte_at is None else max(int((first_byte_at - call.started_at) * 1e6), 0),
+            num_attempts=call.num_attempts,
+        )
+        call.record = record
+        call.charge = self._rate_book.price(record)
+        await self._journal.commit(record)
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` to its end even when the request's own task is cancelled."""
+        task = asyncio.create_task(work)
+        self._unsettled.add(task)
+        task.add_done_callback(self._unsettled.discard)
+        return task
+
+    # -- end -----------------------------------------------------------------------------------------------
+
+    def _end(self, call: Call, answer: Answer) -> None:
+        """Let the end of a recorded answer out."""
+        exchange, neurons_e4 = call.exchange, call.charge.neurons_e4
+        usage = encode_usage(answer.usage, neurons_e4)
+        if answer.completion:
+            call.http_status = 200
+            body = call.surface.completion(answer.completion, usage)
+            exchange.respond(200, completion_headers(call, neurons_e4), body)
+            return
+        if not exchange.is_started:
+            start_stream(call)
+        exchange.write(
+            call.surface.stream_end(answer.final_chunk, usage, includes_usage=call.chat.includes_usage)
+        )
+        exchange.finish()
+
+    def _break_off(self, call: Call, code: str, message: str) -> None:
+        """End a started stream with an error event and a closed connection, without ``[DONE]``."""
+        if call.exchange.is_started:
+            call.refused_for = code
+            call.exchange.write(error_frame(code, message))
+            call.exchange.abort()
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _usage_seen(call: Call) -> TokenUsage | None:
+    """The final usage, when it came just as the client left."""
+    if call.relay is None or call.relay.usage is None:
+        return None
+    try:
+        return decode_usage(call.relay.usage)
+    except BadReplicaMessageError:
+        return None
+
+
+def _estimate(call: Call) -> TokenUsage:
+    """Counts of a request whose replica cannot be asked: forwarded chunks, and the prompt by its size."""
+    num_tokens = max(call.num_frames - call.chat.num_choices, 0)  # a choice's first chunk holds no text
+    prompt_tokens = len(call.exchange.body) // _BYTES_PER_TOKEN if call.num_frames else 0
+    return TokenUsage.of(prompt=prompt_tokens, completion=num_tokens)

@@ -1,0 +1,103 @@
+"""The gateway's side of the wire to a replica: requests out, refusals and usage in."""
+
+from __future__ import annotations
+
+import msgspec
+
+from backend.wire import AbortResult, ErrorBody, ReplicaRequest
+from billing.usage import Surface
+from gateway.config import ServedModel
+from gateway.errors import Reason, Refusal
+from gateway.wire.openai import ChatRequest
+
+CHAT_PATH = "/v1/chat/completions"
+ABORT_PATH = "/abort"
+USAGES_PATH = "/usages"
+
+_context_overflow_codes = frozenset(("context_length_exceeded",))
+
+
+class BillingContext(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose request it is; echoed by replicas, so that a restarted gateway can write the record of its
+    predecessor.
+    """
+
+    account_id: str
+    token_id: str
+    model: str
+    requested_model: str
+    surface: Surface
+    session: str
+    started_at_us: int
+
+
+def encode_billing_context(context: BillingContext) -> str:
+    return msgspec.json.encode(context).decode()
+
+
+def decode_billing_context(text: str) -> BillingContext | None:
+    """None for a request that did not come from a gateway of ours."""
+    try:
+        return msgspec.json.decode(text, type=BillingContext)
+    except msgspec.DecodeError:
+        return None
+
+
+def encode_request(
+    chat: ChatRequest, model: ServedModel, *, request_id: str, cache_salt: str, billing_context: str
+) -> bytes:
+    """The request as a replica gets it. Nothing of the client's credentials or options is among it."""
+    body = chat.body
+    return msgspec.json.encode(
+        ReplicaRequest(
+            request_id=request_id,
+            model=model.id,
+            messages=chat.messages,
+            cache_salt=cache_salt,
+            billing_context=billing_context,
+            stream=chat.is_stream,
+            max_tokens=model.default_max_tokens if chat.max_tokens is None else chat.max_tokens,
+            temperature=_or(body.temperature, 1.0),
+            top_p=_or(body.top_p, 1.0),
+            top_k=body.top_k or 0,
+            min_p=_or(body.min_p, 0.0),
+            seed=body.seed,
+            frequency_penalty=_or(body.frequency_penalty, 0.0),
+            presence_penalty=_or(body.presence_penalty, 0.0),
+            repetition_penalty=_or(body.repetition_penalty, 1.0),
+            logit_bias=body.logit_bias or {},
+            logprobs=bool(body.logprobs),
+            top_logprobs=body.top_logprobs or 0,
+            n=chat.num_choices,
+            stop=chat.stop,
+            ignore_eos=bool(body.ignore_eos),
+            reject_if_busy=chat.rejects_if_busy,
+            reasoning_effort=body.reasoning_effort,
+            chat_template_kwargs=body.chat_template_kwargs or {},
+        )
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def decode_refusal(status: int, body: bytes) -> Refusal:
+    """A replica's 4xx about the request itself, as the client gets it."""
+    try:
+        error = msgspec.json.decode(body, type=ErrorBody).error
+    except msgspec.DecodeError:
+        return Refusal(Reason.BAD_INPUT, f"Bad input: the model refused the request with status {status}")
+    if error.code in _context_overflow_codes:
+        return Refusal(Reason.CONTEXT_OVERFLOW, error.message)
+    if status == 413:
+        return Refusal(Reason.TOO_LARGE, error.message)
+    if status == 408:
+        return Refusal(Reason.TIMEOUT, error.message)
+    where = f"'/{error.param.replace('.', '/')}': " if error.param else ""
+    return Refusal(Reason.BAD_INPUT, f"Bad input: {where}{error.message}")
+
+
+def decode_abort_result(body: bytes) -> AbortResult:
+    """Raises msgspec.DecodeError."""
+    return msgspec.json.decode(body, type=AbortResult)
