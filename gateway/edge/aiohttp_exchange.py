@@ -114,7 +114,8 @@ class AiohttpExchange:
             if self._on_writable is not None:
                 self._on_writable(False)
 
-    def finish(self) -> None:
+    def finish(self, data: bytes = b"") -> None:
+        self.write(data)
         if self._state != _STREAMING:
             if self._is_disconnected:
                 return

@@ -93,8 +93,8 @@ class Exchange(Protocol):
     def write(self, data: bytes) -> None:
         """Send ``data`` (not empty) as one piece of a started stream."""
 
-    def finish(self) -> None:
-        """End a started stream cleanly."""
+    def finish(self, data: bytes = b"") -> None:
+        """End a started stream cleanly, with a last piece that leaves together with the end."""
 
     def abort(self) -> None:
         """Close the connection without a clean end, after what was written so far has left."""

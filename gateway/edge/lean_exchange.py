@@ -28,8 +28,14 @@ class AnswerSink(Protocol):
     def wants_keep_alive(self) -> bool:
         """False when the server is stopping."""
 
-    def send(self, data: bytes) -> None:
-        """Queue bytes to the client."""
+    @property
+    def send(self) -> Callable[[bytes], None]:
+        """Send bytes to the client. Each call may be a system call of its own: give it what belongs
+        together.
+        """
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` after what is going on now."""
 
     def exchange_ended(self, keep_alive: bool) -> None:
         """The answer is complete: take the next request, or close after what was queued has left."""
@@ -48,6 +54,8 @@ class LeanExchange:
         "_keep_alive",
         "_on_disconnect",
         "_on_writable",
+        "_pending",
+        "_send",
         "_state",
         "body",
         "headers",
@@ -61,6 +69,8 @@ class LeanExchange:
     def __init__(self, connection: AnswerSink, head: RequestHead, body: bytes, peer: str) -> None:
         self._connection = connection
         self._head = head
+        self._send = connection.send
+        self._pending = b""  # the head, until the first piece
         self._state = _NEW
         self._is_chunked = False
         self._keep_alive = False
@@ -98,7 +108,7 @@ class LeanExchange:
         head = response_head(status, headers, framing)
         self._state = _ENDED
         if not self.is_disconnected:
-            self._connection.send(head + body)
+            self._send(head + body)
             self._end()
 
     def start_stream(self, status: int, headers: Headers) -> None:
@@ -109,34 +119,40 @@ class LeanExchange:
         head = response_head(status, headers, self._framing(length, can_keep_alive=self._is_chunked))
         self._state = _STREAMING
         if not self.is_disconnected:
-            self._connection.send(head)
+            self._pending = head
+            self._connection.call_soon(self._flush_head)
 
     def write(self, data: bytes) -> None:
-        if self._state != _STREAMING:
-            if self.is_disconnected:
-                return
-            raise ResponseStateError("write outside of a stream")
-        if self.is_disconnected or not data:
+        if self._state != _STREAMING or self.is_disconnected or not data:
+            self._check_streaming()
             return
         if self._is_chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
-        self._connection.send(data)
+        if self._pending:
+            data = self._pending + data
+            self._pending = b""
+        self._send(data)
 
-    def finish(self) -> None:
-        if self._state != _STREAMING:
-            if self.is_disconnected:
-                return
-            raise ResponseStateError("finish outside of a stream")
+    def finish(self, data: bytes = b"") -> None:
+        self._check_streaming()
+        if self.is_disconnected:
+            self._state = _ENDED
+            return
+        end = b"0\r\n\r\n" if self._is_chunked else b""
+        if data and self._is_chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        last = self._pending + data + end
+        self._pending = b""
+        if last:
+            self._send(last)
         self._state = _ENDED
-        if not self.is_disconnected:
-            if self._is_chunked:
-                self._connection.send(b"0\r\n\r\n")
-            self._end()
+        self._end()
 
     def abort(self) -> None:
         if self._state == _ENDED or self.is_disconnected:
             return
         is_visible = self._state == _NEW or self._is_chunked
+        self._flush_head()
         self._state = _ENDED
         self._forget()
         self._connection.exchange_aborted(is_visible)
@@ -162,6 +178,16 @@ class LeanExchange:
             self.respond(500, (("content-type", "text/plain"),), b"internal error\n")
         elif self._state == _STREAMING:
             self.abort()
+
+    def _check_streaming(self) -> None:
+        if self._state != _STREAMING and not self.is_disconnected:
+            raise ResponseStateError("the answer is not a stream that goes on")
+
+    def _flush_head(self) -> None:
+        """Send the head by itself when no piece came in the same moment."""
+        if self._pending and not self.is_disconnected:
+            self._send(self._pending)
+            self._pending = b""
 
     def _framing(self, length: str, *, can_keep_alive: bool) -> str:
         self._keep_alive = can_keep_alive and self._head.keep_alive and self._connection.wants_keep_alive()

@@ -80,6 +80,7 @@ class EdgeConnection(asyncio.Protocol):
         "_transport",
         "deadline",
         "is_writable",
+        "send",
     )
 
     def __init__(self, edge: EdgeState) -> None:
@@ -100,6 +101,7 @@ class EdgeConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         edge = self._edge
         self._transport = cast(asyncio.Transport, transport)
+        self.send: Callable[[bytes], None] = self._transport.write
         self._transport.set_write_buffer_limits(high=edge.config.write_buffer_bytes)
         peername = transport.get_extra_info("peername")
         if isinstance(peername, tuple):
@@ -290,8 +292,8 @@ class EdgeConnection(asyncio.Protocol):
     def wants_keep_alive(self) -> bool:
         return not self._edge.is_stopping
 
-    def send(self, data: bytes) -> None:
-        self._transport.write(data)
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._edge.loop.call_soon(callback)
 
     def exchange_ended(self, keep_alive: bool) -> None:
         self._exchange = None

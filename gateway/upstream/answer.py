@@ -29,28 +29,28 @@ class Answer:
     """
 
     __slots__ = (
-        "_consumer",
         "_end",
         "_error",
         "_is_complete",
         "_is_open",
-        "_limit",
-        "_pieces",
         "_replica_id",
-        "_size",
         "_source",
+        "consumer",
         "head",
         "headers",
+        "limit",
+        "pieces",
+        "size",
         "status",
     )
 
     def __init__(self, source: AnswerSource, replica_id: str, limit: int) -> None:
         self._source = source
         self._replica_id = replica_id
-        self._limit = limit
-        self._pieces: list[bytes] = []
-        self._size = 0
-        self._consumer: Callable[[bytes], object] | None = None
+        self.limit = limit
+        self.pieces: list[bytes] = []
+        self.size = 0
+        self.consumer: Callable[[bytes], object] | None = None
         self._end: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
         self._is_complete = False
@@ -63,23 +63,23 @@ class Answer:
 
     async def read(self, limit: int | None = None) -> bytes:
         if limit is not None:
-            self._limit = min(limit, self._limit)
-            if self._size > self._limit:
-                self._give_up(ReplicaAnswerTooLargeError(self._replica_id, self._limit_message()))
+            self.limit = min(limit, self.limit)
+            if self.size > self.limit:
+                self.refuse_size()
         if not self._is_complete or self._error is not None:
             try:
                 await self._wait_end()
             except asyncio.CancelledError:
                 self.abort()
                 raise
-        pieces = self._pieces
+        pieces = self.pieces
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def relay(self, consumer: Callable[[bytes], object]) -> asyncio.Future[None]:
-        pieces, self._pieces = self._pieces, []
+        pieces, self.pieces = self.pieces, []
         if pieces:
             self._consume(consumer, b"".join(pieces))
-        self._consumer = consumer
+        self.consumer = consumer
         end = self._wait_end()
         end.add_done_callback(self._relay_ended)
         return end
@@ -93,7 +93,7 @@ class Answer:
             self._source.resume_reading()
 
     def abort(self) -> None:
-        self._give_up(ReplicaAbortedError(self._replica_id, "the request was given up"))
+        self.give_up(ReplicaAbortedError(self._replica_id, "the request was given up"))
 
     # --- the connection's side -------------------------------------------------------------------
 
@@ -102,15 +102,6 @@ class Answer:
         self.headers = headers
         if not self.head.done():
             self.head.set_result(None)
-
-    def body_received(self, piece: bytes) -> None:
-        self._size += len(piece)
-        if self._size > self._limit:
-            self._give_up(ReplicaAnswerTooLargeError(self._replica_id, self._limit_message()))
-        elif self._consumer is not None:
-            self._consume(self._consumer, piece)
-        else:
-            self._pieces.append(piece)
 
     def completed(self) -> None:
         self._is_open = False
@@ -127,6 +118,17 @@ class Answer:
         elif self._end is not None and not self._end.done():
             self._end.set_exception(error)
 
+    def give_up(self, error: BaseException) -> None:
+        """Close the connection and fail with ``error``, unless the answer is over."""
+        if self._is_open:
+            self._source.close()
+            self.failed(error)
+
+    def refuse_size(self) -> None:
+        """The body passed its limit."""
+        message = f"the answer is larger than {self.limit} bytes"
+        self.give_up(ReplicaAnswerTooLargeError(self._replica_id, message))
+
     # --- inside ----------------------------------------------------------------------------------
 
     def _wait_end(self) -> asyncio.Future[None]:
@@ -142,17 +144,9 @@ class Answer:
         try:
             consumer(piece)
         except (ValueError, ReplicaError) as error:  # what a consumer may say about bad bytes
-            self._give_up(error)
+            self.give_up(error)
 
     def _relay_ended(self, end: asyncio.Future[None]) -> None:
-        self._consumer = None
+        self.consumer = None
         if end.cancelled():
             self.abort()
-
-    def _give_up(self, error: BaseException) -> None:
-        if self._is_open:
-            self._source.close()
-            self.failed(error)
-
-    def _limit_message(self) -> str:
-        return f"the answer is larger than {self._limit} bytes"

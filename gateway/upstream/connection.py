@@ -130,7 +130,16 @@ class ReplicaConnection(asyncio.Protocol):
         if pieces and self._answer is answer:
             piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
-            answer.body_received(piece)
+            answer.size += len(piece)
+            if answer.size > answer.limit:
+                answer.refuse_size()
+            elif (consumer := answer.consumer) is None:
+                answer.pieces.append(piece)
+            else:
+                try:
+                    consumer(piece)
+                except (ValueError, ReplicaError) as error:  # what a consumer may say about bad bytes
+                    answer.give_up(error)
         if self._is_complete and self._answer is answer:
             self._finish(answer)
 
