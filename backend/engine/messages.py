@@ -26,9 +26,9 @@ RefusalCode = Literal["context_length_exceeded", "invalid_request", "queue_full"
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How the next token of one sequence is chosen.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. ``seed`` None draws a fresh
-    seed; with a seed the tokens are the same whatever else is in the batch (give the choices of one request
-    ``seed + index``). ``frequency_penalty`` and ``presence_penalty`` look at generated tokens,
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. ``seed`` (64 bits) None
+    draws a fresh one; with a seed the tokens are the same whatever else is in the batch (give the choices of
+    one request ``seed + index``). ``frequency_penalty`` and ``presence_penalty`` look at generated tokens,
     ``repetition_penalty`` at the prompt too. ``num_logprobs`` None asks for no log probabilities, 0 for those
     of the chosen tokens only, N for the N likeliest as well; they are the log-softmax of the model's own
     logits, before bias, penalties and temperature. ``max_tokens`` counts generated tokens, at least 1.

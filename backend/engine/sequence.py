@@ -48,6 +48,7 @@ class Sequence:
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
+        "queue_wait_s",
         "sampling",
         "sequence_id",
         "status",
@@ -68,6 +69,7 @@ class Sequence:
         self.cache_salt = request.cache_salt
         self.block_extras = request.block_extras
         self.arrived_at_s = arrived_at_s
+        self.queue_wait_s: float | None = None
         self.status = SequenceStatus.WAITING
         self.finish_reason: SequenceFinish | None = None
         self.num_computed_tokens = 0

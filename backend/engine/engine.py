@@ -1,0 +1,340 @@
+"""One engine: takes sequences, runs steps, gives tokens. No sockets; the clock is handed in.
+
+:class:`Engine` ties the decisions (:mod:`backend.engine.scheduler`) to the model runner and the sampler. Call
+:meth:`Engine.submit` and :meth:`Engine.abort` between steps, :meth:`Engine.step` while there is work, and
+collect what came of all three with :meth:`Engine.take_outputs`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as ListOf
+from typing import Protocol
+
+from torch import Tensor
+
+from backend.config import BackendConfig, CacheConfig
+from backend.engine.block_pool import BlockPool
+from backend.engine.messages import EngineInfo, EngineStats, RefusalCode, SequenceRequest, TokenOutput
+from backend.engine.prefix_cache import PrefixCache
+from backend.engine.sampler import Sampled, Sampler
+from backend.engine.scheduler import RefusedError, Scheduler, SchedulerLimits, Step
+from backend.engine.sequence import Sequence
+from backend.engine.step import StepPlan
+
+MAX_FAILURES_IN_A_ROW = 3
+"""Sequences that may fail in the model, without one success between, before the engine itself is to blame."""
+
+_GIB = 1 << 30
+_RUNNER_ERRORS = (RuntimeError, ValueError, ArithmeticError, LookupError)
+_logger = logging.getLogger(__name__)
+
+
+class RunnerInfo(Protocol):
+    """What the engine must know of a loaded model."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def kv_bytes_per_token(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+
+
+class StepRunner(Protocol):
+    """The model as the engine sees it (:class:`backend.engine.runner.ModelRunner`)."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None: ...
+    def execute(self, plan: StepPlan) -> Tensor: ...
+
+
+def choose_num_blocks(cache: CacheConfig, kv_bytes_per_token: int, max_model_len: int) -> int:
+    """How many KV blocks to allocate.
+
+    Raises:
+        ValueError: when they could not hold one sequence of ``max_model_len`` tokens; the message says which
+            setting to change and to what.
+    """
+    if cache.block_size < 1:
+        raise ValueError(f"cache.block_size: must be at least 1, not {cache.block_size}")
+    block_bytes = cache.block_size * kv_bytes_per_token
+    least = -(-max_model_len // cache.block_size)
+    if cache.num_blocks is not None:
+        if cache.num_blocks < least:
+            raise ValueError(
+                f"cache.num_blocks: {cache.num_blocks} blocks of {cache.block_size} tokens cannot hold one "
+                f"sequence of model.max_model_len {max_model_len}; set it to {least} or more, or lower "
+                f"max_model_len"
+            )
+        return cache.num_blocks
+    num_blocks = int(cache.memory_gib * _GIB) // block_bytes
+    if num_blocks < least:
+        needed_gib = math.ceil(least * block_bytes / _GIB * 1000) / 1000
+        raise ValueError(
+            f"cache.memory_gib: {cache.memory_gib:g} GiB cannot hold one sequence of model.max_model_len "
+            f"{max_model_len} at {kv_bytes_per_token} bytes a token; set it to {needed_gib:g} or more, or "
+            f"lower max_model_len"
+        )
+    return num_blocks
+
+
+class Engine:
+    """The engine loop's body. Not thread-safe."""
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        config: BackendConfig,
+        *,
+        clock_s: Callable[[], float],
+        draw_seed: Callable[[], int],
+    ) -> None:
+        """Build the decisions and allocate the runner's KV cache.
+
+        Args:
+            clock_s: monotonic seconds.
+            draw_seed: a fresh seed for each sequence that brings none.
+
+        Raises:
+            ValueError: naming the setting that cannot work.
+        """
+        model, cache, limits = runner.info, config.cache, config.scheduler
+        max_model_len = min(config.model.max_model_len, model.max_model_len)
+        num_blocks = choose_num_blocks(cache, model.kv_bytes_per_token, max_model_len)
+        self._limits = SchedulerLimits(
+            block_size=cache.block_size,
+            max_model_len=max_model_len,
+            max_tokens_per_step=limits.max_tokens_per_step,
+            max_running=limits.max_running,
+            max_waiting=limits.max_waiting,
+        )
+        self.info = EngineInfo(
+            max_model_len=max_model_len,
+            vocab_size=model.vocab_size,
+            eos_token_ids=tuple(model.eos_token_ids),
+            block_size=cache.block_size,
+            num_blocks=num_blocks,
+            kv_bytes_per_token=model.kv_bytes_per_token,
+            device=str(model.device),
+            max_running=limits.max_running,
+            max_waiting=limits.max_waiting,
+        )
+        runner.allocate_kv(num_blocks, cache.block_size)
+        self._runner = runner
+        self._max_queue_wait_s = limits.max_queue_wait_s
+        self._clock_s = clock_s
+        self._cache = PrefixCache(cache.block_size) if cache.enable_prefix_cache else None
+        self._pool = BlockPool(num_blocks, self._cache)
+        self._scheduler = Scheduler(self._limits, self._pool, self._cache)
+        self._sampler = Sampler(draw_seed)
+        self._outputs: list[TokenOutput] = []
+        self._num_requests = self._num_aborts = self._num_refusals = self._num_steps = 0
+        self._num_failures_in_a_row = 0
+        self._busy_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence is running or waiting."""
+        return self._scheduler.has_work
+
+    def submit(self, request: SequenceRequest) -> None:
+        """Queue a sequence, or put out its refusal."""
+        self._num_requests += 1
+        try:
+            refuse_invalid(request, self.info.vocab_size)
+            sequence = Sequence(request, eos_token_ids=self.info.eos_token_ids, arrived_at_s=self._clock_s())
+            self._scheduler.add(sequence, reject_if_busy=request.reject_if_busy)
+        except RefusedError as refusal:
+            self._put_refusal(request.sequence_id, refusal.code, refusal.message)
+
+    def abort(self, sequence_id: int) -> None:
+        """End a sequence and free its blocks now; does nothing for one that is over or unknown."""
+        sequence = self._scheduler.finish(sequence_id, "abort")
+        if sequence is not None:
+            self._num_aborts += 1
+            self._sampler.forget(sequence_id)
+            self._put(sequence)
+
+    def step(self) -> None:
+        """Compute one step of whatever there is to do."""
+        started_at_s = self._clock_s()
+        self._expire(started_at_s)
+        if not self._scheduler.has_work:
+            return
+        step = self._scheduler.plan()
+        for sequence in step.sequences:
+            if sequence.queue_wait_s is None:
+                sequence.queue_wait_s = started_at_s - sequence.arrived_at_s
+        sampled = self._compute(step)
+        self._scheduler.commit(step, [row.token_id for row in sampled])
+        for sequence, row in zip(step.rows, sampled, strict=True):
+            self._put_token(sequence, row)
+        self._num_steps += 1
+        self._busy_s += self._clock_s() - started_at_s
+
+    def take_outputs(self) -> list[TokenOutput]:
+        """What happened since the last call, in order."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Gauges as of now and counters since the start."""
+        counters, pool = self._scheduler.counters, self._pool
+        return EngineStats(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free,
+            num_cached_blocks=pool.num_cached,
+            prompt_tokens=counters.num_prompt_tokens,
+            cached_prompt_tokens=counters.num_cached_prompt_tokens,
+            completion_tokens=counters.num_completion_tokens,
+            computed_tokens=counters.num_computed_tokens,
+            num_preemptions=counters.num_preemptions,
+            num_requests=self._num_requests,
+            num_aborts=self._num_aborts,
+            num_refusals=self._num_refusals,
+            num_evictions=0 if self._cache is None else self._cache.num_evictions,
+            num_steps=self._num_steps,
+            busy_s=self._busy_s,
+        )
+
+    def check_invariants(self) -> None:
+        """Raise InvariantError when the books do not add up. O(blocks); for idle moments and tests."""
+        self._scheduler.check_invariants()
+
+    def _expire(self, now_s: float) -> None:
+        if self._scheduler.num_waiting == 0:
+            return
+        for sequence in self._scheduler.expire(now_s - self._max_queue_wait_s):
+            self._put_refusal(
+                sequence.sequence_id,
+                "queue_timeout",
+                f"no place in the batch became free within {self._max_queue_wait_s:g} s",
+            )
+
+    def _compute(self, step: Step) -> list[Sampled]:
+        """Run the model and sample; one result per row. Sequences that make the model fail are ended here."""
+        try:
+            logits = self._runner.execute(step.plan)
+        except _RUNNER_ERRORS as error:
+            _logger.error("a step of %d sequences failed: %s", len(step.sequences), type(error).__name__)
+            return self._compute_one_by_one(step)
+        self._num_failures_in_a_row = 0
+        return self._sample(logits, step.rows)
+
+    def _sample(self, logits: Tensor, sequences: ListOf[Sequence]) -> list[Sampled]:
+        if not sequences:
+            return []
+        sampled = self._sampler.sample(logits, sequences)
+        for sequence, row in zip(sequences, sampled, strict=True):
+            if not row.is_usable:
+                self._fail(sequence, "the model's output for this sequence is not a number")
+        return sampled
+
+    def _compute_one_by_one(self, step: Step) -> list[Sampled]:
+        """Run each chunk of a failed step alone, so that only the sequences that are at fault fail.
+
+        Computing a chunk twice is harmless: it writes the same KV to the same slots.
+        """
+        sampled: list[Sampled] = []
+        for chunk, sequence in zip(step.plan.chunks, step.sequences, strict=True):
+            row = Sampled(0, False)
+            try:
+                logits = self._runner.execute(StepPlan((chunk,)))
+            except _RUNNER_ERRORS:
+                self._num_failures_in_a_row += 1
+                if self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
+                    raise
+                self._fail(sequence, "the model failed on this sequence")
+            else:
+                self._num_failures_in_a_row = 0
+                if chunk.needs_logits:
+                    row = self._sample(logits, [sequence])[0]
+            if chunk.needs_logits:
+                sampled.append(row)
+        return sampled
+
+    def _fail(self, sequence: Sequence, message: str) -> None:
+        self._scheduler.finish(sequence.sequence_id, "error")
+        self._sampler.forget(sequence.sequence_id)
+        self._put(sequence, message)
+
+    def _put_token(self, sequence: Sequence, row: Sampled) -> None:
+        if not row.is_usable:
+            return  # its end was put out already
+        if sequence.finish_reason is not None:
+            self._sampler.forget(sequence.sequence_id)
+        self._outputs.append(
+            TokenOutput(
+                sequence_id=sequence.sequence_id,
+                token_ids=[row.token_id],
+                finish_reason=sequence.finish_reason,
+                cached_prompt_tokens=sequence.cached_prompt_tokens or 0,
+                logprobs=None if row.logprobs is None else [row.logprobs],
+                queue_wait_s=sequence.queue_wait_s or 0.0,
+            )
+        )
+
+    def _put(self, sequence: Sequence, message: str = "") -> None:
+        """Put out the end of a sequence that brings no token."""
+        self._outputs.append(
+            TokenOutput(
+                sequence_id=sequence.sequence_id,
+                finish_reason=sequence.finish_reason,
+                cached_prompt_tokens=sequence.cached_prompt_tokens or 0,
+                queue_wait_s=sequence.queue_wait_s or 0.0,
+                message=message,
+            )
+        )
+
+    def _put_refusal(self, sequence_id: int, code: RefusalCode, message: str) -> None:
+        self._num_refusals += 1
+        self._outputs.append(
+            TokenOutput(sequence_id=sequence_id, finish_reason="error", refusal=code, message=message)
+        )
+
+
+def refuse_invalid(request: SequenceRequest, vocab_size: int) -> None:
+    """Check what would otherwise fail inside of a step, where it could harm others.
+
+    Raises:
+        RefusedError: naming the one wrong field.
+    """
+    prompt, sampling = request.prompt_token_ids, request.sampling
+    if not prompt:
+        raise RefusedError("invalid_request", "prompt_token_ids: must not be empty")
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise RefusedError("invalid_request", f"prompt_token_ids: ids must be in 0..{vocab_size - 1}")
+    is_number = math.isfinite
+    checks = (
+        ("max_tokens", sampling.max_tokens >= 1, "at least 1"),
+        ("temperature", is_number(sampling.temperature) and sampling.temperature >= 0, "at least 0"),
+        ("top_p", 0 < sampling.top_p <= 1, "over 0 and at most 1"),
+        ("top_k", sampling.top_k >= 0, "at least 0"),
+        ("min_p", 0 <= sampling.min_p <= 1, "in 0..1"),
+        ("frequency_penalty", is_number(sampling.frequency_penalty), "a finite number"),
+        ("presence_penalty", is_number(sampling.presence_penalty), "a finite number"),
+        (
+            "repetition_penalty",
+            is_number(sampling.repetition_penalty) and sampling.repetition_penalty > 0,
+            "over 0",
+        ),
+        ("num_logprobs", (sampling.num_logprobs or 0) >= 0, "at least 0"),
+        (
+            "logit_bias",
+            all(0 <= token < vocab_size and is_number(bias) for token, bias in sampling.logit_bias.items()),
+            f"finite numbers for token ids in 0..{vocab_size - 1}",
+        ),
+    )
+    for field, is_right, rule in checks:
+        if not is_right:
+            raise RefusedError("invalid_request", f"{field}: must be {rule}")

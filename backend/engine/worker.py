@@ -1,0 +1,212 @@
+"""The engine process: ``python -m backend.engine.worker FD``, started by :mod:`backend.engine.client`.
+
+It reads its configuration from the socket it inherited as file descriptor FD, loads the model, says that it
+is ready, and then runs steps as long as there is work; without work it sleeps on the socket. It lives as long
+as the other end of the socket does: signals meant for the terminal or the process group are left to the
+parent.
+
+Exit codes: 0 when the parent closed the socket, 1 when the engine failed or could not start.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import secrets
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from collections.abc import Sequence as ListOf
+
+import msgspec
+
+from backend.config import BackendConfig
+from backend.engine.engine import Engine, StepRunner
+from backend.engine.frames import FrameBuffer, encode_frame
+from backend.engine.messages import (
+    AbortSequences,
+    Configure,
+    FromEngine,
+    SequenceRequest,
+    StartFailed,
+    StartProgress,
+    StepOutputs,
+    ToEngine,
+)
+
+IDLE_CHECK_AFTER_S = 1.0
+"""Without work for this long, the engine checks its books once."""
+
+_READ_BYTES = 1 << 18
+_logger = logging.getLogger("backend.engine")
+
+LoadRunner = Callable[[BackendConfig], StepRunner]
+
+
+class ParentGoneError(Exception):
+    """The process at the other end of the socket is gone or has closed it: time to exit."""
+
+
+class Channel:
+    """The engine's end of the socket. Sending waits for a parent that is slow to read; that is the
+    backpressure."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._frames = FrameBuffer()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Sleep until something can be read, at most ``timeout_s``; whether it can."""
+        return bool(self._poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+    def receive(self) -> list[ToEngine]:
+        """What has arrived; does not wait.
+
+        Raises:
+            ParentGoneError: at the end of the stream.
+        """
+        messages: list[ToEngine] = []
+        while self.wait(0):
+            try:
+                data = self._sock.recv(_READ_BYTES)
+            except ConnectionError:
+                data = b""
+            if not data:
+                raise ParentGoneError
+            messages.extend(self._decoder.decode(payload) for payload in self._frames.feed(data))
+        return messages
+
+    def send(self, message: FromEngine) -> None:
+        """Write one message.
+
+        Raises:
+            ParentGoneError: when nobody is there to read it.
+        """
+        try:
+            self._sock.sendall(encode_frame(message))
+        except ConnectionError as error:
+            raise ParentGoneError from error
+
+
+class EngineLoop:
+    """Messages in, steps, outputs out, until the parent goes."""
+
+    def __init__(self, engine: Engine, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+
+    def run(self) -> None:
+        """Serve for ever.
+
+        Raises:
+            ParentGoneError: when the parent closes the socket.
+        """
+        engine, channel = self._engine, self._channel
+        while True:
+            if not engine.has_work:
+                self._sleep()
+            for message in channel.receive():
+                self._take(message)
+            num_steps = 0
+            if engine.has_work:
+                engine.step()
+                num_steps = 1
+            outputs = engine.take_outputs()
+            if outputs or num_steps:
+                channel.send(StepOutputs(outputs, engine.stats()))
+
+    def _sleep(self) -> None:
+        """Wait for a message. When none comes soon, use the quiet moment to check the books."""
+        if not self._channel.wait(IDLE_CHECK_AFTER_S):
+            self._engine.check_invariants()
+            self._channel.wait(None)
+
+    def _take(self, message: ToEngine) -> None:
+        if isinstance(message, SequenceRequest):
+            self._engine.submit(message)
+        elif isinstance(message, AbortSequences):
+            for sequence_id in message.sequence_ids:
+                self._engine.abort(sequence_id)
+
+
+def serve(sock: socket.socket, load_runner: LoadRunner) -> int:
+    """Be the engine process at this end of ``sock``; returns the exit code."""
+    channel = Channel(sock)
+    try:
+        engine = _start(channel, load_runner)
+        if engine is None:
+            return 1
+        EngineLoop(engine, channel).run()
+    except ParentGoneError:
+        return 0
+    except Exception as error:  # noqa: BLE001  the top guard of this process
+        _logger.critical("the engine loop failed: %s", describe_failure(error))
+        return 1
+    return 0
+
+
+def _start(channel: Channel, load_runner: LoadRunner) -> Engine | None:
+    config = _receive_config(channel)
+    logging.getLogger().setLevel(config.telemetry.log_level.upper())
+    try:
+        channel.send(StartProgress(0.0, "loading the model"))
+        runner = load_runner(config)
+        channel.send(StartProgress(0.9, "allocating the KV cache"))
+        engine = Engine(runner, config, clock_s=time.monotonic, draw_seed=lambda: secrets.randbits(63))
+    except ParentGoneError:
+        raise
+    except Exception as error:  # whatever it is, the parent must be able to say it
+        _logger.exception("the engine could not start")
+        channel.send(StartFailed(_describe_start_failure(error)))
+        return None
+    # What is loaded now stays: keep the collector from walking it while sequences are served.
+    gc.collect()
+    gc.freeze()
+    channel.send(engine.info)
+    return engine
+
+
+def _receive_config(channel: Channel) -> BackendConfig:
+    while True:
+        channel.wait(None)
+        for message in channel.receive():
+            if isinstance(message, Configure):
+                return message.config
+
+
+def _describe_start_failure(error: Exception) -> str:
+    """Errors about what was asked for speak for themselves; others are named too."""
+    if isinstance(error, ValueError | OSError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def describe_failure(error: Exception) -> str:
+    """Where and what, without the message: that may hold a request's content."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    return f"{type(error).__name__} at " + " < ".join(reversed(places))
+
+
+def main(arguments: ListOf[str], load_runner: LoadRunner) -> int:
+    """The process: leave signals to the parent, log to standard error, serve."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    sock = socket.socket(fileno=int(arguments[0]))
+    sock.set_inheritable(False)
+    with sock:
+        return serve(sock, load_runner)
+
+
+if __name__ == "__main__":
+    from backend.engine.runner import ModelRunner
+
+    sys.exit(main(sys.argv[1:], ModelRunner.load))

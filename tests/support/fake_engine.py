@@ -1,0 +1,81 @@
+"""An engine process without a model: ``EngineClient.start(config,
+worker_module="tests.support.fake_engine")``.
+
+The vocabulary is ``VOCAB_SIZE`` ids (bytes fit in), the end of a sequence is ``EOS_TOKEN_ID``. What it says
+next depends on all tokens before (:mod:`tests.support.fake_model`). ``config.model.path`` may hold words that
+change it: ``slow`` (a step takes 20 ms), ``bad`` (cannot be loaded), ``crash`` (dies in the first step) and
+``poison`` (the model fails on sequences that hold ``POISON_TOKEN_ID``).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backend.config import BackendConfig
+from backend.engine.step import ScheduledChunk, StepPlan
+from backend.engine.worker import main
+from tests.support.fake_model import FakeModel
+
+VOCAB_SIZE = 300
+EOS_TOKEN_ID = 256
+POISON_TOKEN_ID = 299
+
+
+@dataclass(frozen=True, slots=True)
+class FakeInfo:
+    vocab_size: int = VOCAB_SIZE
+    max_model_len: int = 4096
+    eos_token_ids: tuple[int, ...] = (EOS_TOKEN_ID,)
+    kv_bytes_per_token: int = 1024
+    device: str = "cpu"
+
+
+class FakeRunner:
+    """A StepRunner whose logits peak at the fake model's next token."""
+
+    def __init__(self, words: Sequence[str] = (), info: FakeInfo | None = None) -> None:
+        self.words = frozenset(words)
+        self.info = info or FakeInfo()
+        self.num_steps = 0
+        self.model: FakeModel | None = None
+
+    @classmethod
+    def load(cls, config: BackendConfig) -> FakeRunner:
+        words = config.model.path.split()
+        if "bad" in words:
+            raise ValueError("model.safetensors: tensor model.norm.weight is missing")
+        return cls(words)
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None:
+        self.model = FakeModel(num_blocks, block_size, self.info.vocab_size)
+
+    def execute(self, plan: StepPlan) -> Tensor:
+        assert self.model is not None
+        self.num_steps += 1
+        if "slow" in self.words:
+            time.sleep(0.02)
+        if "crash" in self.words:
+            raise SystemError("the device is gone")
+        if "poison" in self.words and any(is_poisoned(chunk) for chunk in plan.chunks):
+            raise RuntimeError("the model cannot take this")
+        states = self.model.run(plan)
+        logits = torch.zeros(len(states), self.info.vocab_size)
+        for row, state in enumerate(states):
+            noise = torch.Generator().manual_seed(int.from_bytes(state[:7], "little"))
+            logits[row] = torch.randn(self.info.vocab_size, generator=noise)
+            logits[row, self.model.next_token(state)] = 8.0
+        return logits
+
+
+def is_poisoned(chunk: ScheduledChunk) -> bool:
+    return POISON_TOKEN_ID in chunk.token_ids
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], FakeRunner.load))
