@@ -1,0 +1,1 @@
+"""The HTTP side of a replica, in small parts; :mod:`backend.server` puts them together."""

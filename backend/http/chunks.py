@@ -1,0 +1,147 @@
+"""Answers as bytes: ``chat.completion`` and the frames of its stream.
+
+A stream's frames differ only in a few characters, so everything else is encoded once per request and a token
+costs one JSON string and a concatenation. ``usage`` is the last key of everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from backend.engine.messages import TokenLogprobs
+from backend.http.errors import ReplicaError
+from backend.http.generation import Delta
+from backend.wire import FinishReason, TokenUsage
+
+DONE: Final = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+# What OpenAI sends for a probability of zero, which JSON has no number for.
+_LOWEST_LOGPROB: Final = -9999.0
+
+
+class ChunkEncoder:
+    """The frames of one stream.
+
+    Args:
+        completion_id: ``chatcmpl-...``.
+        created: UTC epoch seconds.
+        model: the catalog id that ran.
+        token_bytes: the tokenizer's table, for log probabilities.
+    """
+
+    def __init__(self, completion_id: str, created: int, model: str, token_bytes: Sequence[bytes]) -> None:
+        same = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
+        self._opening = b"data: " + _encode(same)[:-1] + b',"choices":['
+        self._token_bytes = token_bytes
+        self._begun: dict[int, bytes] = {}
+
+    def delta(self, delta: Delta) -> bytes:
+        """The frames of one delta: nothing at all while its text is held back."""
+        frames = b""
+        opening = self._begun.get(delta.index)
+        if opening is None:
+            opening = self._begun[delta.index] = self._opening + b'{"index":%d,"delta":' % delta.index
+            frames = opening + _ROLE
+        if delta.text:
+            if delta.logprobs:
+                logprobs = _encode(logprobs_content(delta.logprobs, self._token_bytes))
+                frames += b'%b{"content":%b},"logprobs":%b,%b' % (
+                    opening, _encode(delta.text), logprobs, _UNFINISHED,
+                )  # fmt: skip
+            else:
+                frames += opening + b'{"content":' + _encode(delta.text) + _PLAIN_END
+        if delta.finish_reason is not None:
+            frames += b'%b{},"logprobs":null,"finish_reason":"%b"}],"usage":null}\n\n' % (
+                opening, delta.finish_reason.encode(),
+            )  # fmt: skip
+        return frames
+
+    def end(self, usage: TokenUsage) -> bytes:
+        """The one authoritative usage, and the end of the stream."""
+        return self._opening + b'],"usage":' + _encode(usage) + b"}\n\n" + DONE
+
+
+_UNFINISHED: Final = b'"finish_reason":null}],"usage":null}\n\n'
+_PLAIN_END: Final = b'},"logprobs":null,' + _UNFINISHED
+_ROLE: Final = b'{"role":"assistant","content":""},"logprobs":null,' + _UNFINISHED
+
+
+def error_frame(error: ReplicaError) -> bytes:
+    """What ends a stream that went wrong; no ``[DONE]`` follows."""
+    return b"data: " + error.encode() + b"\n\n"
+
+
+class Message:
+    """One choice of a whole answer, gathered from its deltas."""
+
+    __slots__ = ("finish_reason", "logprobs", "texts")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.finish_reason: FinishReason = "abort"
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.logprobs += delta.logprobs
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+
+
+def encode_completion(
+    completion_id: str,
+    created: int,
+    model: str,
+    messages: Sequence[Message],
+    usage: TokenUsage,
+    *,
+    token_bytes: Sequence[bytes],
+    has_logprobs: bool,
+) -> bytes:
+    """A whole answer. ``content`` is always a string, ``usage`` comes last."""
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": "".join(message.texts), "refusal": None},
+            "logprobs": logprobs_content(message.logprobs, token_bytes) if has_logprobs else None,
+            "finish_reason": message.finish_reason,
+        }
+        for index, message in enumerate(messages)
+    ]
+    return _encode(
+        {
+            "id": completion_id,
+            "object": "chat.completion",
+            "created": created,
+            "model": model,
+            "choices": choices,
+            "usage": usage,
+        }
+    )
+
+
+def logprobs_content(logprobs: Sequence[TokenLogprobs], token_bytes: Sequence[bytes]) -> dict[str, Any]:
+    """Log probabilities in the OpenAI form."""
+    return {
+        "content": [
+            {
+                **_token(entry.token_id, entry.logprob, token_bytes),
+                "top_logprobs": [_token(token_id, logprob, token_bytes) for token_id, logprob in entry.top],
+            }
+            for entry in logprobs
+        ],
+        "refusal": None,
+    }
+
+
+def _token(token_id: int, logprob: float, token_bytes: Sequence[bytes]) -> dict[str, Any]:
+    raw = token_bytes[token_id]
+    return {
+        "token": raw.decode("utf-8", "replace"),
+        "logprob": max(logprob, _LOWEST_LOGPROB),
+        "bytes": list(raw),
+    }

@@ -1,0 +1,101 @@
+"""``POST /v1/chat/completions``: decode, encode the prompt, generate, answer.
+
+Whatever can be refused is refused before the response begins, so a refusal has its true status with
+``stream: true`` too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from backend.config import BackendConfig
+from backend.engine.client import EngineDiedError, SequenceRefusedError
+from backend.http.answers import as_replica_error, send_stream, send_whole
+from backend.http.calls import Call, Calls, error_word
+from backend.http.engine_port import Engine
+from backend.http.errors import ReplicaError
+from backend.http.generation import Delta, Generation, GenerationFailedError, GenerationPlan
+from backend.http.prompts import PromptEncoder
+from backend.http.requests import (
+    check_request,
+    choose_max_tokens,
+    compile_stops,
+    decode_request,
+    sampling_params,
+)
+from backend.http.state import ReplicaState
+from backend.telemetry import Telemetry
+from backend.wire import ReplicaRequest
+
+
+class Completions:
+    """The handler of chat completions of one replica."""
+
+    def __init__(
+        self, config: BackendConfig, state: ReplicaState, calls: Calls, telemetry: Telemetry
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._calls = calls
+        self._telemetry = telemetry
+
+    async def handle(self, http: web.Request) -> web.StreamResponse:
+        """Serve one request.
+
+        Raises:
+            ReplicaError: a refusal or a failure, while no byte of an answer has left.
+        """
+        engine, prompts = self._state.serving()
+        body = await http.read()
+        request = decode_request(body)
+        check_request(request, self._config)
+        call = self._open(request, http, engine)
+        try:
+            plan = await self._plan(request, len(body), engine, prompts)
+            first = await self._begin(call, plan, engine, prompts)
+            send = send_stream if request.stream else send_whole
+            return await send(http, call, first, self._calls, prompts.tokenizer.token_bytes,
+                              max_stall_s=self._config.max_write_stall_s)  # fmt: skip
+        except asyncio.CancelledError:
+            raise  # the reader has gone
+        except BaseException as error:
+            call.error = error_word(error)
+            raise
+        finally:
+            self._calls.close(call)
+
+    def _open(self, request: ReplicaRequest, http: web.Request, engine: Engine) -> Call:
+        span = self._telemetry.start_request(request, http.headers)
+        info = engine.info
+        try:
+            return self._calls.open(request, span, info.max_running + info.max_waiting)
+        except ReplicaError as error:
+            span.end(None, [], error=error_word(error), first_token_s=None, duration_s=0.0)
+            raise
+
+    async def _plan(
+        self, request: ReplicaRequest, num_body_bytes: int, engine: Engine, prompts: PromptEncoder
+    ) -> GenerationPlan:
+        info = engine.info
+        prompt_token_ids = await prompts.encode(request, num_body_bytes)
+        max_tokens = choose_max_tokens(request, len(prompt_token_ids), info)
+        return GenerationPlan(
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling_params(request, max_tokens, info),
+            num_choices=request.n,
+            stops=compile_stops(request),
+            cache_salt=request.cache_salt.encode(),
+            reject_if_busy=request.reject_if_busy,
+        )
+
+    async def _begin(self, call: Call, plan: GenerationPlan, engine: Engine, prompts: PromptEncoder) -> Delta:
+        """Submit the request and wait for its first delta."""
+        try:
+            call.generation = Generation(plan, engine, prompts.tokenizer.token_bytes)
+            return await self._calls.next(call)
+        except (SequenceRefusedError, GenerationFailedError, EngineDiedError) as error:
+            if isinstance(error, SequenceRefusedError):
+                call.generation = None  # never admitted: there is nothing to record
+            raise as_replica_error(error) from error

@@ -1,0 +1,55 @@
+"""From a conversation to prompt tokens, never in the way of the streams of others.
+
+A short conversation is rendered and encoded on the spot. A longer one goes to a thread of its own, one at a
+time: encoding releases the interpreter lock, so the event loop goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from backend.http.errors import bad_request
+from backend.text.chat_template import ChatTemplate
+from backend.text.messages import BadMessageError
+from backend.text.tokenizer import Tokenizer
+from backend.wire import ReplicaRequest
+
+
+class PromptEncoder:
+    """Encodes the prompts of one replica; :meth:`close` ends its thread.
+
+    Args:
+        template: the model's chat template.
+        tokenizer: the model's tokenizer.
+        max_inline_chars: a longer request is encoded in the thread.
+    """
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, *, max_inline_chars: int) -> None:
+        self.tokenizer = tokenizer
+        self._template = template
+        self._max_inline_chars = max_inline_chars
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
+
+    async def encode(self, request: ReplicaRequest, num_body_bytes: int) -> list[int]:
+        """The prompt's tokens; ``num_body_bytes`` bounds how long the conversation can be.
+
+        Raises:
+            ReplicaError: 400 naming the field, when the conversation cannot be rendered.
+        """
+        try:
+            if num_body_bytes <= self._max_inline_chars:
+                return self._encode(request)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, request)
+        except BadMessageError as error:
+            raise bad_request(error.param, str(error)) from error
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, request: ReplicaRequest) -> list[int]:
+        options = dict(request.chat_template_kwargs)
+        if request.reasoning_effort is not None:
+            options.setdefault("reasoning_effort", request.reasoning_effort)
+        prompt = self._template.render(request.messages, tools=request.tools, options=options)
+        return self.tokenizer.encode_prompt(prompt.text, guard=prompt.guard, cache_salt=request.cache_salt)

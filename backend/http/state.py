@@ -1,0 +1,58 @@
+"""Whether a replica takes requests: starting, ready or draining."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from backend.engine.messages import EngineStats
+from backend.http.engine_port import Engine
+from backend.http.errors import engine_died, not_serving
+from backend.http.prompts import PromptEncoder
+
+Status = Literal["starting", "ready", "draining"]
+
+
+class ReplicaState:
+    """The one place that knows. Ready from :meth:`become_ready` on, except while draining."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._prompts: PromptEncoder | None = None
+        self._is_draining = False
+
+    @property
+    def status(self) -> Status:
+        if self._is_draining:
+            return "draining"
+        return "starting" if self._engine is None else "ready"
+
+    @property
+    def engine(self) -> Engine | None:
+        return self._engine
+
+    def become_ready(self, engine: Engine, prompts: PromptEncoder) -> None:
+        self._engine = engine
+        self._prompts = prompts
+
+    def drain(self) -> None:
+        """Take no more requests; those in progress go on."""
+        self._is_draining = True
+
+    def resume(self) -> None:
+        self._is_draining = False
+
+    def serving(self) -> tuple[Engine, PromptEncoder]:
+        """What serves a request.
+
+        Raises:
+            ReplicaError: 503 while starting or draining, 500 when the engine has ended.
+        """
+        if self._is_draining or self._engine is None or self._prompts is None:
+            raise not_serving(self.status)
+        if self._engine.died.done():
+            raise engine_died()
+        return self._engine, self._prompts
+
+    def read_stats(self) -> EngineStats | None:
+        """The engine's figures, or None while there is no engine."""
+        return None if self._engine is None else self._engine.stats()

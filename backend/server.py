@@ -1,0 +1,226 @@
+"""One replica's HTTP server: builds its parts, listens, starts the engine, and ends as a replica should.
+
+It listens before the model is loaded, so that ``/health`` can say "starting". On the first SIGTERM or
+SIGINT it drains: no new requests, those in progress finish within the grace, and the exit code is 0. When
+the engine process ends, open requests end with an error and the exit code is 1, so that a supervisor starts
+a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+
+from backend.config import BackendConfig
+from backend.engine.client import EngineClient, EngineStartError
+from backend.engine.messages import StartProgress
+from backend.http.calls import Calls
+from backend.http.completions import Completions
+from backend.http.engine_port import Engine
+from backend.http.middleware import guard
+from backend.http.operations import Operations
+from backend.http.prompts import PromptEncoder
+from backend.http.state import ReplicaState
+from backend.metrics import ReplicaMetrics
+from backend.recent_usages import RecentUsageLog
+from backend.telemetry import Telemetry, build_telemetry
+from backend.text.chat_template import BadTemplateError, ChatTemplate
+from backend.text.tokenizer import BadTokenizerError, Tokenizer
+
+StartEngine = Callable[[BackendConfig], Awaitable[Engine]]
+
+# How long open requests may take to tell their readers that the engine has ended.
+_LAST_WORDS_S: Final = 2.0
+
+_log = logging.getLogger("backend.server")
+
+
+class ReplicaStartError(RuntimeError):
+    """The replica cannot start; the message is one sentence for people."""
+
+
+async def start_engine(config: BackendConfig) -> Engine:
+    """Start the real engine, with its progress in the log."""
+
+    def report(progress: StartProgress) -> None:
+        percent = round(progress.fraction * 100)
+        _log.info("starting", extra={"fields": {"stage": progress.stage, "percent": percent}})
+
+    return await EngineClient.start(config, report)
+
+
+def load_prompt_encoder(config: BackendConfig, vocab_size: int) -> PromptEncoder:
+    """Read tokenizer and chat template of the checkpoint. Blocks for a fraction of a second.
+
+    Raises:
+        ReplicaStartError: naming the file that is missing or wrong.
+    """
+    path = Path(config.model.path)
+    directory = path if path.is_dir() else path.parent
+    try:
+        tokenizer = Tokenizer.from_directory(
+            directory, cache_chars=config.text.encode_cache_chars, vocab_size=vocab_size
+        )
+        template = ChatTemplate.from_directory(directory, list(tokenizer.special_tokens))
+    except (BadTokenizerError, BadTemplateError) as error:
+        raise ReplicaStartError(str(error)) from error
+    return PromptEncoder(template, tokenizer, max_inline_chars=config.text.max_inline_chars)
+
+
+class ReplicaServer:
+    """The HTTP process of one replica.
+
+    Args:
+        config: everything.
+        start: starts the engine; tests give one that needs no model.
+        telemetry: where traces go; by default what the configuration says.
+    """
+
+    def __init__(
+        self, config: BackendConfig, *, start: StartEngine = start_engine, telemetry: Telemetry | None = None
+    ) -> None:
+        self._config = config
+        self._start_engine = start
+        self._telemetry = telemetry or build_telemetry(config)
+        self._state = ReplicaState()
+        usages = RecentUsageLog(
+            config.replica_id, max_entries=config.max_recent_usages, ttl_s=config.recent_usage_ttl_s
+        )
+        metrics = ReplicaMetrics(config.model.served_as, self._state.read_stats)
+        self._calls = Calls(usages, metrics)
+        completions = Completions(config, self._state, self._calls, self._telemetry)
+        operations = Operations(config, self._state, self._calls, usages, metrics)
+        self._runner = web.AppRunner(
+            _application(config, completions, operations, metrics),
+            handler_cancellation=True,  # a reader that leaves cancels its handler, which stops its sequences
+            access_log=None,
+            shutdown_timeout=_LAST_WORDS_S,
+        )
+        self._prompts: PromptEncoder | None = None
+        self._engine: Engine | None = None
+        self._stop = asyncio.Event()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._runner.addresses[0][1])
+
+    def request_stop(self) -> None:
+        """Begin to drain and end; a second call changes nothing."""
+        self._state.drain()
+        self._stop.set()
+
+    async def listen(self) -> None:
+        """Open the port.
+
+        Raises:
+            ReplicaStartError: when it is taken.
+        """
+        await self._runner.setup()
+        host, port = self._config.host, self._config.port
+        try:
+            await web.TCPSite(self._runner, host, port, reuse_address=True).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            reason = error.strerror or str(error)
+            raise ReplicaStartError(f"cannot listen on {host}:{port}: {reason}") from error
+
+    async def load(self) -> None:
+        """Start the engine and read the tokenizer; the replica is ready afterwards.
+
+        Raises:
+            ReplicaStartError: with one sentence that says what is wrong.
+        """
+        try:
+            self._engine = await self._start_engine(self._config)
+        except EngineStartError as error:
+            raise ReplicaStartError(str(error)) from error
+        vocab_size = self._engine.info.vocab_size
+        self._prompts = await asyncio.to_thread(load_prompt_encoder, self._config, vocab_size)
+        self._state.become_ready(self._engine, self._prompts)
+        _log.info("ready", extra={"fields": {"model": self._config.model.served_as}})
+
+    async def run(self) -> int:
+        """Serve until asked to stop or until the engine ends; the exit code.
+
+        Raises:
+            ReplicaStartError: when it cannot start.
+        """
+        await self.listen()
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            if not await self._load_unless_stopped(stopping):
+                return 0
+            return await self._serve(stopping)
+        finally:
+            stopping.cancel()
+            await self.close()
+
+    async def close(self) -> None:
+        """Close the port, end the engine and the thread, send the last spans. Idempotent."""
+        await self._runner.cleanup()
+        await self._calls.wait_settled()
+        if self._engine is not None:
+            await self._engine.close()
+        if self._prompts is not None:
+            self._prompts.close()
+        await asyncio.to_thread(self._telemetry.shutdown)
+
+    async def _load_unless_stopped(self, stopping: asyncio.Task[bool]) -> bool:
+        """Whether loading came to its end before a stop was asked for."""
+        loading = asyncio.create_task(self.load())
+        await _first_of(loading, stopping)
+        if loading.done():
+            await loading
+            return True
+        loading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await loading
+        return False
+
+    async def _serve(self, stopping: asyncio.Task[bool]) -> int:
+        assert self._engine is not None
+        died = self._engine.died
+        await _first_of(died, stopping)
+        if not died.done():
+            _log.info("draining", extra={"fields": {"num_open": self._calls.num_open}})
+            idle = asyncio.create_task(self._calls.wait_idle())
+            await _first_of(idle, died, timeout_s=self._config.shutdown_grace_s)
+            idle.cancel()
+        if not died.done():
+            return 0
+        self._state.drain()
+        death = died.result()
+        _log.error("the engine has ended", extra={"fields": {"exit_code": death.exit_code}})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._calls.wait_idle()
+        return 1
+
+
+async def _first_of(*events: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    await asyncio.wait(events, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _application(
+    config: BackendConfig, completions: Completions, operations: Operations, metrics: ReplicaMetrics
+) -> web.Application:
+    app = web.Application(
+        middlewares=[guard(config.pool_token, config.max_body_bytes, metrics)],
+        client_max_size=config.max_body_bytes,
+    )
+    app.router.add_post("/v1/chat/completions", completions.handle)
+    app.router.add_post("/abort", operations.abort)
+    app.router.add_post("/drain", operations.drain)
+    app.router.add_post("/resume", operations.resume)
+    app.router.add_get("/health", operations.health)
+    app.router.add_get("/stats", operations.stats)
+    app.router.add_get("/usages", operations.usages)
+    app.router.add_get("/metrics", operations.metrics)
+    return app
