@@ -19,6 +19,11 @@ from gateway.sse import StreamRelay
 from gateway.wire.openai import ChatRequest
 
 
+def ray_of(request_id: str) -> str:
+    """The edge's own id of a request in the usual form: 16 hexadecimal digits and a place."""
+    return f"{request_id[-16:].replace('-', '0')}-EMB"
+
+
 class SurfaceForm(Protocol):
     """How one public surface reads requests and writes the ends of answers."""
 
@@ -82,13 +87,15 @@ class Call:
     first_byte_at: float | None = None
     http_status: int = 0
     refused_for: str = ""
+    finish_reasons: list[str] = field(default_factory=list)
+    model_id: str = ""
     record: UsageRecord | None = None
     charge: Charge = field(init=False)
     span: Any = None
 
     def __post_init__(self) -> None:
         self.request_id = new_request_id(self.started_at_us)
-        self.ray = f"{self.request_id[-16:].replace('-', '0')}-EMB"
+        self.ray = ray_of(self.request_id)
 
     @property
     def num_frames(self) -> int:

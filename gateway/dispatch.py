@@ -7,6 +7,7 @@ not an answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -31,6 +32,7 @@ from gateway.wire.openai import usage_of
 from gateway.wire.replica import CHAT_PATH, decode_refusal
 
 _MAX_ERROR_BYTES = 64 * 1024
+_FINISH_REASON = re.compile(rb'"finish_reason": ?"(\w+)"')
 _BUSY_CODES = frozenset(("queue_full", "queue_timeout", "busy", "draining"))
 
 
@@ -127,6 +129,8 @@ class Dispatcher:
             usage = _decode_usage(usage_of(completion))
         except (msgspec.DecodeError, BadReplicaMessageError) as error:
             raise ReplicaLostError(replica.id, f"malformed answer: {error}") from error
+        if call.span is not None:
+            _note_finish_reasons(call, completion)
         return Answer(usage=usage, completion=completion)
 
     async def _relay(self, call: Call, replica: Replica, response: ReplicaResponse) -> Answer | Interruption:
@@ -136,6 +140,8 @@ class Dispatcher:
         def write(data: bytes) -> None:
             if not exchange.is_started:
                 start_stream(call)
+            if call.span is not None:
+                _note_finish_reasons(call, data)
             exchange.write(data)
 
         relay = call.relay = StreamRelay(write, clock=self._clock)
@@ -154,6 +160,11 @@ class Dispatcher:
         finally:
             call.first_byte_at = relay.first_frame_at
             exchange.on_writable(None)
+
+
+def _note_finish_reasons(call: Call, data: bytes) -> None:
+    """For spans only; text of an answer cannot look like it, because its quotes are escaped."""
+    call.finish_reasons.extend(reason.decode() for reason in _FINISH_REASON.findall(data))
 
 
 def start_stream(call: Call) -> None:

@@ -102,6 +102,7 @@ class Pipeline:
         call.principal = await self._authenticator.authenticate(authorization, call.account_id)
         call.chat = call.surface.decode(exchange.body, call.path_model)
         call.model = self._catalog.find(call.chat.model)
+        call.model_id = call.model.id
         if self._journal.is_full:
             raise no_capacity()
         reservation = self._limits.reserve(call.account_id, call.model.id)

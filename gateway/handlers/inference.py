@@ -1,0 +1,66 @@
+"""The inference routes: gives each request an id, lets the pipeline serve it, turns any refusal into the
+right answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from gateway.call import Call, SurfaceForm
+from gateway.edge.exchange import Exchange, Handler
+from gateway.errors import Reason, Refusal, no_route
+from gateway.pipeline import Pipeline
+from gateway.responses import refusal_headers
+from gateway.telemetry import Telemetry
+from gateway.wire.workers_ai import encode_refusal, parse_target
+
+_log = logging.getLogger(__name__)
+
+
+class InferenceRoutes:
+    """Handles the POST routes of all surfaces. Nothing an answer can go wrong with gets past this class."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        telemetry: Telemetry,
+        surfaces: dict[str, SurfaceForm],
+        clock: Callable[[], float],
+    ) -> None:
+        self._pipeline = pipeline
+        self._telemetry = telemetry
+        self._surfaces = surfaces
+        self._clock = clock
+
+    def match(self, path: str) -> Handler | None:
+        """The handler of a raw path, or None when it is no inference route."""
+        return None if parse_target(path) is None else self.handle
+
+    async def handle(self, exchange: Exchange) -> None:
+        """Answer one request, whatever happens."""
+        target = parse_target(exchange.path)
+        if target is None:
+            raise no_route(exchange.path)
+        call = Call(exchange, self._surfaces[target.surface], target.account_id, target.model, self._clock())
+        self._telemetry.started(call)
+        try:
+            await self._pipeline.serve(call)
+        except Refusal as refusal:
+            self._refuse(call, refusal)
+        except Exception:  # noqa: BLE001 - the top guard: every request gets an answer
+            _log.exception("request %s failed", call.request_id)
+            self._refuse(call, Refusal(Reason.INTERNAL, "Internal error"))
+        finally:
+            self._telemetry.ended(call)
+
+    def _refuse(self, call: Call, refusal: Refusal) -> None:
+        self._telemetry.refused(refusal.reason)
+        call.refused_for = call.refused_for or refusal.reason.word
+        exchange = call.exchange
+        if exchange.is_started:
+            exchange.abort()
+            return
+        call.http_status = refusal.reason.status
+        body = encode_refusal(refusal, call.request_id)
+        exchange.respond(refusal.reason.status, refusal_headers(call, refusal), body)

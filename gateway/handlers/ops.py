@@ -1,0 +1,129 @@
+"""Routes for operators and clients' discovery: health, readiness, metrics, the model list; and every wrong
+path.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from billing.usage import new_request_id
+from gateway.auth import Authenticator
+from gateway.call import ray_of
+from gateway.catalog import Catalog
+from gateway.edge.exchange import Headers
+from gateway.errors import Reason, Refusal, method_not_allowed, no_route, too_large
+from gateway.metrics import GatewayMetrics
+from gateway.replicas import ReplicaTable
+from gateway.wire.openai import encode_model_list
+from gateway.wire.workers_ai import encode_refusal, parse_target
+
+_AiohttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_JSON = "application/json"
+_PLAIN_PATHS = ("/health", "/ready", "/metrics")
+_MODELS_SUFFIX = "/ai/v1/models"
+_EDGE_REASONS = {413: Reason.TOO_LARGE, 408: Reason.TIMEOUT, 503: Reason.CAPACITY}
+
+
+class OpsRoutes:
+    """Handlers of the aiohttp application, apart from inference."""
+
+    def __init__(
+        self,
+        table: ReplicaTable,
+        catalog: Catalog,
+        authenticator: Authenticator,
+        metrics: GatewayMetrics,
+        *,
+        is_accepting: Callable[[], bool],
+        started_at: int,
+    ) -> None:
+        self._table = table
+        self._catalog = catalog
+        self._authenticator = authenticator
+        self._metrics = metrics
+        self._is_accepting = is_accepting
+        self._started_at = started_at
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes; the last one answers every path that no other took."""
+        router.add_get("/health", self.health)
+        router.add_get("/ready", self.ready)
+        router.add_get("/metrics", self.metrics)
+        router.add_get("/client/v4/accounts/{account_id}/ai/v1/models", self.models)
+        router.add_route("*", "/{path:.*}", self.no_route)
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 as long as the process answers."""
+        return web.json_response({"status": "ok"})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """200 when requests can be served: some replica is ready, and the gateway is not stopping."""
+        is_ready = self._is_accepting() and self._table.num_ready > 0
+        replicas = {
+            replica.id: {"health": replica.health, "num_in_flight": replica.num_in_flight}
+            for replica in self._table.replicas
+        }
+        body = msgspec.json.encode({"status": "ready" if is_ready else "unavailable", "replicas": replicas})
+        return web.Response(status=200 if is_ready else 503, body=body, content_type=_JSON)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus text."""
+        return web.Response(
+            body=self._metrics.export(), headers={"content-type": "text/plain; version=0.0.4"}
+        )
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The OpenAI model list, an extension: ids and aliases that requests may name."""
+        try:
+            await self._authenticator.authenticate(
+                request.headers.get("authorization"), request.match_info["account_id"]
+            )
+        except Refusal as refusal:
+            return _refusal_response(refusal)
+        names = [(name, self._catalog.find(name).id) for name in self._catalog.names()]
+        return web.Response(body=encode_model_list(names, self._started_at), content_type=_JSON)
+
+    async def no_route(self, request: web.Request) -> web.Response:
+        path, _, _ = request.raw_path.partition("?")
+        is_known = parse_target(path) is not None or path in _PLAIN_PATHS or path.endswith(_MODELS_SUFFIX)
+        return _refusal_response(method_not_allowed(request.method) if is_known else no_route(path))
+
+
+@web.middleware
+async def envelop_errors(request: web.Request, handler: _AiohttpHandler) -> web.StreamResponse:
+    """Refusals and aiohttp's own errors in the form that clients of Workers AI expect."""
+    try:
+        return await handler(request)
+    except Refusal as refusal:
+        return _refusal_response(refusal)
+    except web.HTTPRequestEntityTooLarge:
+        return _refusal_response(too_large(request.client_max_size))
+    except web.HTTPException as error:
+        return _refusal_response(Refusal(Reason.BAD_INPUT, error.reason), error.status)
+
+
+def edge_refusal(path: str, status: int, message: str) -> tuple[Headers, bytes]:
+    """Answers that the edge gives before any handler: malformed, too large, too slow, too many
+    connections.
+    """
+    refusal = Refusal(_EDGE_REASONS.get(status, Reason.BAD_INPUT), f"{message[:1].upper()}{message[1:]}")
+    request_id = _new_id()
+    return (("content-type", _JSON), ("cf-ray", ray_of(request_id))), encode_refusal(refusal, request_id)
+
+
+def _refusal_response(refusal: Refusal, status: int | None = None) -> web.Response:
+    request_id = _new_id()
+    body = encode_refusal(refusal, request_id)
+    headers = {"cf-ray": ray_of(request_id)}
+    return web.Response(
+        status=status or refusal.reason.status, body=body, content_type=_JSON, headers=headers
+    )
+
+
+def _new_id() -> str:
+    return new_request_id(time.time_ns() // 1000)

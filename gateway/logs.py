@@ -1,0 +1,109 @@
+"""Structured logs: one JSON object per line, on standard error. Never a prompt, an answer or an API token."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import BinaryIO
+
+import msgspec
+
+_FLUSH_AFTER_S = 0.1
+_MAX_BUFFERED = 1000
+
+
+class _LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    time: str
+    level: str
+    logger: str
+    message: str
+    error: str = ""
+
+
+class AccessLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request, after it ended."""
+
+    time: str
+    request_id: str
+    account: str
+    surface: str
+    status: int
+    event: str = "request"
+    model: str = ""
+    requested_model: str = ""
+    outcome: str = ""
+    reason: str = ""
+    replica: str = ""
+    num_attempts: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    ttft_ms: float | None = None
+    duration_ms: float = 0.0
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats records of the standard library's loggers."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        error = self.formatException(record.exc_info) if record.exc_info else ""
+        line = _LogLine(
+            timestamp(record.created), record.levelname.lower(), record.name, record.getMessage(), error
+        )
+        return msgspec.json.encode(line).decode()
+
+
+def configure_logging(level: str) -> None:
+    """Send all logs of this process to standard error as JSON lines. For the composition root only."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def timestamp(seconds: float) -> str:
+    """RFC 3339 in UTC with milliseconds."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class AccessLog:
+    """Writes one line per request, joined: a write to the log file is dearer than the line.
+
+    Lines wait at most a tenth of a second. Belongs to one event loop.
+    """
+
+    def __init__(self, write: Callable[[bytes], object], loop: asyncio.AbstractEventLoop) -> None:
+        self._write = write
+        self._loop = loop
+        self._lines: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, line: AccessLine) -> None:
+        self._lines.append(msgspec.json.encode(line))
+        if len(self._lines) >= _MAX_BUFFERED:
+            self.flush()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(_FLUSH_AFTER_S, self.flush)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._lines:
+            lines, self._lines = self._lines, []
+            self._write(b"\n".join(lines) + b"\n")
+
+
+def stream_writer(stream: BinaryIO) -> Callable[[bytes], None]:
+    """A writer that flushes at once; for :class:`AccessLog`."""
+
+    def write(data: bytes) -> None:
+        stream.write(data)
+        stream.flush()
+
+    return write
