@@ -54,7 +54,7 @@ class PackedLinear:
         return packed_linear(x, self._weight, native=self._native)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        packed_linear(x, self._weight, out=residual, accumulate=True, native=self._native)
+        residual += packed_linear(x, self._weight, native=self._native)
 
 
 class HeadLinear:
