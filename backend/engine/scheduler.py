@@ -35,6 +35,8 @@ from backend.engine.step import ScheduledChunk, StepPlan
 class SchedulerLimits:
     """Budgets; lengths and budgets in tokens.
 
+    ``max_waiting`` sequences may be known beyond the ``max_running`` that fit in the batch.
+
     Raises:
         ValueError: naming the limit that cannot work.
     """
@@ -162,9 +164,8 @@ class Scheduler:
         self._refuse_what_never_fits(sequence)
         if reject_if_busy and len(self._by_id) >= self.limits.max_running:
             raise RefusedError("busy", f"all {self.limits.max_running} places in the batch are taken")
-        has_place = len(self._running) + len(self._waiting) < self.limits.max_running
-        if not has_place and len(self._waiting) >= self.limits.max_waiting:
-            raise RefusedError("queue_full", f"{len(self._waiting)} sequences are waiting already")
+        if len(self._by_id) >= self.limits.max_running + self.limits.max_waiting:
+            raise RefusedError("queue_full", f"{len(self._by_id)} sequences are running or waiting already")
         self._waiting.append(sequence)
         self._by_id[sequence.sequence_id] = sequence
 

@@ -4,7 +4,7 @@ worker_module="tests.support.fake_engine")``.
 The vocabulary is ``VOCAB_SIZE`` ids (bytes fit in), the end of a sequence is ``EOS_TOKEN_ID``. What it says
 next depends on all tokens before (:mod:`tests.support.fake_model`). ``config.model.path`` may hold words that
 change it: ``slow`` (a step takes 20 ms), ``bad`` (cannot be loaded), ``crash`` (dies in the first step) and
-``poison`` (the model fails on sequences that hold ``POISON_TOKEN_ID``).
+``poison`` (the model fails on prompts that begin with ``POISON_TOKEN_ID``).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class FakeRunner:
 
 
 def is_poisoned(chunk: ScheduledChunk) -> bool:
-    return POISON_TOKEN_ID in chunk.token_ids
+    return chunk.start == 0 and chunk.token_ids[0] == POISON_TOKEN_ID
 
 
 if __name__ == "__main__":

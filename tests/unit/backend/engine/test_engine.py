@@ -211,7 +211,7 @@ def test_one_sequence_that_the_model_cannot_take_fails_alone() -> None:
     engine = engine_of(FakeRunner(["poison"]))
     engine.submit(request_of(1, prompt_of(20, seed=1)))
     engine.step()
-    engine.submit(request_of(2, [1, 2, POISON_TOKEN_ID, 3]))
+    engine.submit(request_of(2, [POISON_TOKEN_ID, 1, 2]))
     engine.submit(request_of(3, prompt_of(20, seed=3)))
     outputs = run(engine)
     assert outputs[2][-1].finish_reason == "error"

@@ -31,7 +31,7 @@ def computed(cache: PrefixCache, sequence: Sequence, blocks: list[int]) -> None:
 
 
 def test_the_digests_are_pinned() -> None:
-    """Other tiers and replicas derive the same names: they may only change with the version in the domain tag."""
+    """Other tiers and replicas derive the same names; they change only with the version in the tag."""
     root = root_digest(b"account salt")
     assert root.hex() == "0a388a43be3babccaf7484b8257df94c5f1232f91210d213e2b064d75432705a"
     assert (

@@ -254,7 +254,6 @@ def test_a_full_queue_refuses() -> None:
     house = House.of(max_running=1, max_waiting=2)
     for index in range(3):
         house.add(index, prompt_of(4))
-        house.step() if index == 0 else None
     with pytest.raises(RefusedError) as refusal:
         house.add(3, prompt_of(4))
     assert refusal.value.code == "queue_full"

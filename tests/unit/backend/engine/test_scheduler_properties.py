@@ -66,7 +66,8 @@ class Life:
             if refusal.code == "context_length_exceeded":
                 assert length + request.sampling.max_tokens > limits.max_model_len
             else:
-                assert self.scheduler.num_waiting >= limits.max_waiting
+                num_known = self.scheduler.num_running + self.scheduler.num_waiting
+                assert num_known == limits.max_running + limits.max_waiting
             return
         self.sequences.append(sequence)
 
