@@ -59,9 +59,9 @@ class ChunkedDecoder:
                 position = taken
                 continue
             end = data.find(b"\r\n", position)
+            if (len(data) if end < 0 else end) - position > _MAX_LINE_BYTES:
+                raise BadChunkError("a line of the chunked framing is too long")
             if end < 0:
-                if len(data) - position > _MAX_LINE_BYTES:
-                    raise BadChunkError("a chunk's size line is too long")
                 self._buffer = data[position:]
                 return None
             line = data[position:end]

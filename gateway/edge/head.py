@@ -76,12 +76,20 @@ def parse_head(data: bytes) -> RequestHead:
     elif version != "1.1":
         raise BadHeadError(505, f"HTTP/{version} is not supported")
     head.method = parser.get_method().decode("latin-1")
-    head.keep_alive = parser.should_keep_alive()
+    head.keep_alive = _wants_keep_alive(head)
     path, _, query = head.url.partition(b"?")
     head.path = path.decode("latin-1")
     head.query = query.decode("latin-1")
     _read_framing(head)
     return head
+
+
+def _wants_keep_alive(head: RequestHead) -> bool:
+    connection = head.headers.get("connection")
+    if connection is None:
+        return not head.is_http_1_0
+    options = [option.strip() for option in connection.lower().split(",")]
+    return "keep-alive" in options if head.is_http_1_0 else "close" not in options
 
 
 def _read_framing(head: RequestHead) -> None:

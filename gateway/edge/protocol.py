@@ -32,7 +32,7 @@ _MIN_BODY_BYTES_PER_S = 8 * 1024
 """A slow body earns a second more for each of these, so that long uploads pass and trickles do not."""
 
 _LINGER_S = 2.0
-"""How long to swallow what a refused client still sends, so that it can read why (a reset would lose it)."""
+"""How long a refused client may go on sending."""
 
 
 class EdgeState:
@@ -75,6 +75,7 @@ class EdgeConnection(asyncio.Protocol):
         "_phase",
         "_pieces",
         "_received_since",
+        "_scanned",
         "_stalled_bytes",
         "_stalled_since",
         "_transport",
@@ -87,6 +88,7 @@ class EdgeConnection(asyncio.Protocol):
         self._edge = edge
         self._phase = _HEAD
         self._buffer = b""
+        self._scanned = 0
         self._exchange: LeanExchange | None = None
         self._fallback: asyncio.Protocol | None = None
         self._is_reading_paused = False
@@ -119,7 +121,7 @@ class EdgeConnection(asyncio.Protocol):
                 self.deadline = self._edge.loop.time() + self._edge.config.read_timeout_s
                 self._read_head(data, 0)
             else:
-                self._read_head(self._buffer + data, len(self._buffer) - 3)
+                self._read_head(self._buffer + data, self._scanned)
         elif phase == _HANDED_OVER:
             cast(asyncio.Protocol, self._fallback).data_received(data)
         elif phase == _BODY:
@@ -167,16 +169,17 @@ class EdgeConnection(asyncio.Protocol):
     # --- reading a request ----------------------------------------------------------------------------------
 
     def _read_head(self, data: bytes, scan_from: int) -> None:
-        end = data.find(b"\r\n\r\n", max(scan_from, 0))
+        end = data.find(b"\r\n\r\n", scan_from)
         if end == 0 or data.startswith(b"\r\n"):  # stray line breaks between requests are allowed
             data = data.lstrip(b"\r\n")
             end = data.find(b"\r\n\r\n")
         max_bytes = self._edge.config.max_header_bytes
         if end > max_bytes or (end < 0 and len(data) > max_bytes):
-            self._refuse(431, f"the request's head is larger than {max_bytes} bytes", linger=True)
+            self._refuse(431, f"the request's head is larger than {max_bytes} bytes")
             return
         if end < 0:
             self._buffer = data
+            self._scanned = max(len(data) - 3, 0)
             return
         size = end + 4
         try:
@@ -199,12 +202,12 @@ class EdgeConnection(asyncio.Protocol):
     def _start_body(self, head: RequestHead, data: bytes) -> None:
         max_bytes = self._edge.config.max_body_bytes
         if head.content_length > max_bytes:
-            self._refuse(413, f"the body is larger than {max_bytes} bytes", path=head.path, linger=True)
+            self._refuse(413, f"the body is larger than {max_bytes} bytes", head.path)
             return
         expectation = head.headers.get("expect")
         if expectation is not None and not head.is_http_1_0:
             if expectation.lower() != "100-continue":
-                self._refuse(417, f"expectation {expectation!r} is not supported", path=head.path)
+                self._refuse(417, f"expectation {expectation!r} is not supported", head.path)
                 return
             if not data:
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -236,9 +239,9 @@ class EdgeConnection(asyncio.Protocol):
         try:
             rest = decoder.feed(data)
         except BodyTooLargeError as error:
-            self._refuse(413, str(error), path=self._head.path, linger=True)
+            self._refuse(413, str(error), self._head.path)
         except BadChunkError as error:
-            self._refuse(400, f"malformed request: {error}", path=self._head.path)
+            self._refuse(400, f"malformed request: {error}", self._head.path)
         else:
             if rest is None:
                 self._extend_deadline(decoder.num_bytes)
@@ -254,6 +257,7 @@ class EdgeConnection(asyncio.Protocol):
         edge = self._edge
         self._phase = _BUSY
         self._buffer = b""
+        self._scanned = 0
         self.deadline = math.inf
         exchange = self._exchange = LeanExchange(self, self._head, body, self._peer)
         if rest:
@@ -338,8 +342,8 @@ class EdgeConnection(asyncio.Protocol):
             self._transport.abort()
 
     def close_if_idle(self) -> None:
-        """The server is stopping: connections that wait for a next request end now."""
-        if self._phase == _HEAD and not self._buffer:
+        """The server is stopping: connections that wait for a next request, or for nothing, end now."""
+        if self._phase == _CLOSING or (self._phase == _HEAD and not self._buffer):
             self._close()
 
     def abort(self) -> None:
@@ -352,16 +356,15 @@ class EdgeConnection(asyncio.Protocol):
             self._exchange = None
             exchange.client_gone()
 
-    def _refuse(self, status: int, message: str, *, path: str = "", linger: bool = False) -> None:
+    def _refuse(self, status: int, message: str, path: str = "") -> None:
+        """Answer with an error, then swallow what still comes for a while: a reset would lose the answer."""
         headers, body = self._edge.refusal(path, status, message)
         framing = f"content-length: {len(body)}\r\nconnection: close\r\n{self._edge.date_line}"
         self._transport.write(response_head(status, headers, framing) + body)
-        if linger:
-            self._phase = _CLOSING
-            self._buffer = b""
-            self.deadline = self._edge.loop.time() + _LINGER_S
-        else:
-            self._close()
+        self._transport.write_eof()
+        self._phase = _CLOSING
+        self._buffer = b""
+        self.deadline = self._edge.loop.time() + _LINGER_S
 
     def _close(self) -> None:
         """Close once what was written has left, or after ``write_timeout_s``."""

@@ -144,7 +144,9 @@ class Answer:
         try:
             consumer(piece)
         except (ValueError, ReplicaError) as error:  # what a consumer may say about bad bytes
-            self.give_up(error)
+            if self._is_open:
+                self._source.close()
+            self.failed(error)
 
     def _relay_ended(self, end: asyncio.Future[None]) -> None:
         self.consumer = None

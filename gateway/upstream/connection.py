@@ -178,6 +178,7 @@ class ReplicaConnection(asyncio.Protocol):
         answer = self._answer
         if answer is None:
             return
+        self._is_reusable = self._is_reusable and self._parser.should_keep_alive()
         is_framed = "content-length" in headers or "transfer-encoding" in headers or status in _BODILESS
         if is_framed:
             answer.head_received(status, headers)
@@ -189,7 +190,6 @@ class ReplicaConnection(asyncio.Protocol):
             self._is_interim = False
         else:
             self._is_complete = True
-            self._is_reusable = self._is_reusable and self._parser.should_keep_alive()
 
     # --- the answer's side -----------------------------------------------------------------------
 
