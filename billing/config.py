@@ -38,6 +38,7 @@ class SpoolConfig(_Section, frozen=True, kw_only=True):
 
     ``max_unposted_records`` bounds how far the store may fall behind before requests are refused.
     ``reserve_bytes`` are taken from the disk ahead of need, which makes a flush faster.
+    ``post_interval_s`` is how long records gather before they are posted in one batch.
     ``retry_max_s`` bounds the wait between attempts while the store is unavailable.
     ``stop_timeout_s`` bounds how long a clean stop may go on posting what is left.
     """
@@ -45,7 +46,7 @@ class SpoolConfig(_Section, frozen=True, kw_only=True):
     max_segment_bytes: int = 16 * 1024 * 1024
     reserve_bytes: int = 256 * 1024
     max_unposted_records: int = 1_000_000
-    post_interval_s: float = 0.05
+    post_interval_s: float = 0.2
     max_post_batch: int = 500
     retry_max_s: float = 5.0
     stop_timeout_s: float = 20.0

@@ -128,7 +128,8 @@ class Spool:
                 opened.segment.size = opened.writer.size
                 opened.segment.num_records += len(records)
                 self._num_unposted += len(records)
-        self._waiting.set()
+        if not self._waiting.is_set():  # the reader clears it before it looks at the count
+            self._waiting.set()
 
     def wait(self, timeout_s: float) -> bool:
         """Block until records wait to be posted, or the time is over."""
