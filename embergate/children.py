@@ -27,7 +27,7 @@ def plan_children(settings: Settings) -> list[list[ChildSpec]]:
         command=_serve("gateway"),
         environment=environment,
         url=config.gateway_url,
-        health_url=f"{config.gateway_url}/health",
+        health_url=f"{config.gateway_url}/ready",
         log=layout.logs_dir / "gateway.log",
         stop_grace_s=config.gateway.shutdown_grace_s + margin_s,
     )

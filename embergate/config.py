@@ -45,6 +45,8 @@ class ModelConfig(_Section, frozen=True, kw_only=True):
     aliases: list[str] = []
     max_model_len: int = 8192
     default_max_tokens: int = 256
+    default_temperature: float = 1.0
+    default_top_p: float = 1.0
     description: str = ""
 
     @property
@@ -128,6 +130,8 @@ class Config(_Section, frozen=True, kw_only=True):
                 aliases=model.aliases,
                 max_model_len=model.max_model_len,
                 default_max_tokens=model.default_max_tokens,
+                default_temperature=model.default_temperature,
+                default_top_p=model.default_top_p,
                 description=model.description,
             )
             for model in self.models

@@ -222,6 +222,10 @@ def _check_catalog(config: Config) -> None:
             seen[name] = path
         if model.default_max_tokens > model.max_model_len:
             raise ConfigError(f"models[{index}].default_max_tokens: larger than max_model_len")
+        if model.default_temperature > 2:
+            raise ConfigError(f"models[{index}].default_temperature: expected at most 2")
+        if not 0 < model.default_top_p <= 1:
+            raise ConfigError(f"models[{index}].default_top_p: expected a number above 0 and at most 1")
 
 
 def _check_replicas(config: Config) -> None:

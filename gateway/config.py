@@ -33,6 +33,8 @@ class ServedModel(_Section, frozen=True):
     aliases: list[str] = []
     max_model_len: int = 8192
     default_max_tokens: int = 256
+    default_temperature: float = 1.0
+    default_top_p: float = 1.0
     description: str = ""
 
 

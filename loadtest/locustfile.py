@@ -1,6 +1,6 @@
 """Agents at work: long, growing conversations, each with its affinity header, all of them streaming.
 
-Run by ``make load`` against what ``make up`` started. Beside the usual figures there are two more: ``TTFT`` (ms
+Run by ``make load`` against what ``make up`` started. Beside the usual figures are two more: ``TTFT`` (ms
 to the first piece of text) and ``CACHED`` (percent of a later turn's prompt tokens that came from the prefix
 cache). The exit code is not zero when a request failed or none was made.
 

@@ -9,11 +9,14 @@ import os
 
 import click
 
+from billing.spool import SpoolError
+from billing.store import StoreError
 from embergate.commands.context import with_settings
 from embergate.config_file import Settings
 from embergate.launch import resolve_model
 from embergate.layout import DataLayout
 from embergate.lifeline import LIFELINE_VARIABLE, hold_lifeline
+from embergate.refusal import Refusal
 from embergate.terminal import voice
 from gateway.secret_files import POOL_TOKEN, load_or_create
 
@@ -32,13 +35,16 @@ def gateway(settings: Settings) -> None:
 
     config = settings.config
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    run(
-        config.gateway,
-        config.served_models(),
-        config.replica_addresses(),
-        config.billing,
-        settings.data_dir,
-    )
+    try:
+        run(
+            config.gateway,
+            config.served_models(),
+            config.replica_addresses(),
+            config.billing,
+            settings.data_dir,
+        )
+    except (StoreError, SpoolError, OSError, ValueError) as error:
+        raise Refusal(f"the gateway cannot start: {error}") from error
 
 
 @serve.command()
@@ -46,7 +52,8 @@ def gateway(settings: Settings) -> None:
     "--index", type=click.IntRange(min=0), default=0, show_default=True, help="Which local replica."
 )
 @with_settings
-def replica(settings: Settings, index: int) -> None:
+@click.pass_context
+def replica(context: click.Context, settings: Settings, index: int) -> None:
     """Run one local replica."""
     _hold(settings.config.replicas.shutdown_grace_s)
     from backend.__main__ import run
@@ -54,7 +61,7 @@ def replica(settings: Settings, index: int) -> None:
     with voice() as speaker:
         model_path = resolve_model(settings, speaker)
     pool_token = load_or_create(DataLayout(settings.data_dir).secrets_dir, POOL_TOKEN)
-    run(settings.config.backend_config(index, model_path=model_path, pool_token=pool_token))
+    context.exit(run(settings.config.backend_config(index, model_path=model_path, pool_token=pool_token)))
 
 
 def _hold(grace_s: float) -> None:
