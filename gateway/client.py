@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from gateway.upstream.client import ReplicaClient
 from gateway.upstream.errors import (
+    ReplicaAbortedError,
     ReplicaAnswerTooLargeError,
     ReplicaError,
     ReplicaLostError,
@@ -26,6 +27,7 @@ from gateway.upstream.errors import (
 from gateway.upstream.response import ReplicaResponse
 
 __all__ = [
+    "ReplicaAbortedError",
     "ReplicaAnswerTooLargeError",
     "ReplicaClient",
     "ReplicaError",

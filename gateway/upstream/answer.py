@@ -64,8 +64,8 @@ class Answer:
     async def read(self, limit: int | None = None) -> bytes:
         if limit is not None:
             self.limit = min(limit, self.limit)
-            if self.size > self.limit:
-                self.refuse_size()
+        if self.size > self.limit:
+            self.refuse_size()
         if not self._is_complete or self._error is not None:
             try:
                 await self._wait_end()
@@ -121,13 +121,12 @@ class Answer:
     def give_up(self, error: BaseException) -> None:
         """Close the connection and fail with ``error``, unless the answer is over."""
         if self._is_open:
-            self._source.close()
-            self.failed(error)
+            self._cut(error)
 
     def refuse_size(self) -> None:
         """The body passed its limit."""
         message = f"the answer is larger than {self.limit} bytes"
-        self.give_up(ReplicaAnswerTooLargeError(self._replica_id, message))
+        self._cut(ReplicaAnswerTooLargeError(self._replica_id, message))
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -144,9 +143,13 @@ class Answer:
         try:
             consumer(piece)
         except (ValueError, ReplicaError) as error:  # what a consumer may say about bad bytes
-            if self._is_open:
-                self._source.close()
-            self.failed(error)
+            self._cut(error)
+
+    def _cut(self, error: BaseException) -> None:
+        """Fail even when the last byte has already come."""
+        if self._is_open:
+            self._source.close()
+        self.failed(error)
 
     def _relay_ended(self, end: asyncio.Future[None]) -> None:
         self.consumer = None

@@ -47,6 +47,8 @@ class ReplicaClient:
             ReplicaTimeoutError: no head within the first-byte deadline.
             ValueError: a header or the path holds a line break.
         """
+        if self._is_closed:
+            raise ReplicaUnreachableError(replica.id, "the client was closed")
         pool = self._pools.get(replica.url) or self._add_pool(replica)
         head = pool.request_head(method, path, headers, body)
         kept = pool.take_idle()
@@ -105,8 +107,6 @@ class ReplicaClient:
         return answer
 
     def _add_pool(self, replica: ReplicaAddress) -> ReplicaPool:
-        if self._is_closed:
-            raise ReplicaUnreachableError(replica.id, "the client was closed")
         loop = asyncio.get_running_loop()
         pool = self._pools[replica.url] = ReplicaPool(replica, self._config, loop)
         if self._sweeper is None:

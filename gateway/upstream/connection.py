@@ -45,6 +45,7 @@ class ReplicaConnection(asyncio.Protocol):
         "_is_paused",
         "_is_reusable",
         "_now",
+        "_num_pieces",
         "_owner",
         "_parser",
         "_phase",
@@ -71,6 +72,7 @@ class ReplicaConnection(asyncio.Protocol):
         self.on_body = self._pieces.append  # the parser calls it once per chunk: no Python frame for that
         self._headers: dict[str, str] = {}
         self._parser = httptools.HttpResponseParser(self)
+        self._num_pieces = 0
         self._has_bytes = False
         self._is_complete = False
         self._is_interim = False
@@ -127,6 +129,8 @@ class ReplicaConnection(asyncio.Protocol):
             self._fail(ReplicaLostError(self._replica_id, f"malformed answer: {error}"))
             return
         pieces = self._pieces
+        if self._is_complete:
+            del pieces[self._num_pieces :]  # bytes behind the end are nobody's
         if pieces and self._answer is answer:
             piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
@@ -189,6 +193,8 @@ class ReplicaConnection(asyncio.Protocol):
         if self._is_interim:
             self._is_interim = False
         else:
+            if not self._is_complete:
+                self._num_pieces = len(self._pieces)
             self._is_complete = True
 
     # --- the answer's side -----------------------------------------------------------------------
