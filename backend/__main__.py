@@ -40,7 +40,8 @@ async def _serve(config: BackendConfig) -> int:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, server.request_stop)
-    return await server.run()
+    await server.listen()
+    return await server.serve()
 
 
 def main() -> int:

@@ -38,6 +38,9 @@ StartEngine = Callable[[BackendConfig], Awaitable[Engine]]
 # How long open requests may take to tell their readers that the engine has ended.
 _LAST_WORDS_S: Final = 2.0
 
+# How long connections that outlast the grace may take to notice that they were cut off.
+_CUT_OFF_S: Final = 0.2
+
 _log = logging.getLogger("backend.server")
 
 
@@ -100,11 +103,12 @@ class ReplicaServer:
             _application(config, completions, operations, metrics),
             handler_cancellation=True,  # a reader that leaves cancels its handler, which stops its sequences
             access_log=None,
-            shutdown_timeout=_LAST_WORDS_S,
+            shutdown_timeout=_CUT_OFF_S,
         )
         self._prompts: PromptEncoder | None = None
         self._engine: Engine | None = None
         self._stop = asyncio.Event()
+        self._is_closed = False
 
     @property
     def port(self) -> int:
@@ -146,30 +150,33 @@ class ReplicaServer:
         self._state.become_ready(self._engine, self._prompts)
         _log.info("ready", extra={"fields": {"model": self._config.model.served_as}})
 
-    async def run(self) -> int:
-        """Serve until asked to stop or until the engine ends; the exit code.
+    async def serve(self) -> int:
+        """Load, serve until asked to stop or until the engine ends, close; the exit code.
 
         Raises:
             ReplicaStartError: when it cannot start.
         """
-        await self.listen()
         stopping = asyncio.create_task(self._stop.wait())
         try:
             if not await self._load_unless_stopped(stopping):
                 return 0
-            return await self._serve(stopping)
+            return await self._wait_for_end(stopping)
         finally:
             stopping.cancel()
             await self.close()
 
     async def close(self) -> None:
         """Close the port, end the engine and the thread, send the last spans. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         await self._runner.cleanup()
         await self._calls.wait_settled()
         if self._engine is not None:
             await self._engine.close()
         if self._prompts is not None:
             self._prompts.close()
+        # The exporters' last call blocks.
         await asyncio.to_thread(self._telemetry.shutdown)
 
     async def _load_unless_stopped(self, stopping: asyncio.Task[bool]) -> bool:
@@ -184,7 +191,7 @@ class ReplicaServer:
             await loading
         return False
 
-    async def _serve(self, stopping: asyncio.Task[bool]) -> int:
+    async def _wait_for_end(self, stopping: asyncio.Task[bool]) -> int:
         assert self._engine is not None
         died = self._engine.died
         await _first_of(died, stopping)

@@ -226,7 +226,7 @@ def _usage_attributes(usage: TokenUsage) -> dict[str, int]:
 
 
 class JsonLogFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the fields given as ``extra={"fields": ...}``."""
+    """One JSON object a line: time, level, message, and what was given as ``extra={"fields": ...}``."""
 
     def __init__(self, replica_id: str) -> None:
         super().__init__()

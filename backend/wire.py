@@ -6,17 +6,18 @@ A replica speaks the OpenAI chat-completions form, so that its stream chunks can
 byte for byte, plus the fields below. Both sides ignore unknown fields, so that replicas can be upgraded
 one at a time.
 
-Routes of a replica (all but /health and /metrics want ``authorization: Bearer <pool token>`` when one is set):
+Routes of a replica (all but /health and /metrics want ``authorization: Bearer <pool token>`` when one is
+set):
 
-======================================  =====================================================================
-``POST /v1/chat/completions``           :class:`ReplicaRequest` -> ``chat.completion`` or an SSE stream
-``POST /abort``                         :class:`AbortRequest` -> :class:`AbortResult`; idempotent in every state
-``GET /health``                         :class:`Health`; 200 when ready, 503 while starting or draining
-``GET /stats``                          :class:`ReplicaStats`
-``GET /usages?after=SEQUENCE``          :class:`RecentUsages`; what the gateway reconciles with after a crash
-``POST /drain`` and ``POST /resume``    :class:`Health`; reversible
-``GET /metrics``                        Prometheus text
-======================================  =====================================================================
+=================================  ==========================================================================
+``POST /v1/chat/completions``      :class:`ReplicaRequest` -> ``chat.completion`` or an SSE stream
+``POST /abort``                    :class:`AbortRequest` -> :class:`AbortResult`; idempotent in every state
+``GET /health``                    :class:`Health`; 200 when ready, 503 while starting or draining
+``GET /stats``                     :class:`ReplicaStats`
+``GET /usages?after=SEQUENCE``     :class:`RecentUsages`; what the gateway reconciles with after a crash
+``POST /drain``, ``POST /resume``  :class:`Health`; reversible
+``GET /metrics``                   Prometheus text
+=================================  ==========================================================================
 
 A stream is ``data: <chat.completion.chunk>`` frames, the last of them with ``"choices":[]`` and the one
 authoritative ``usage``, then ``data: [DONE]``. An error after the first byte is one frame
@@ -76,9 +77,10 @@ class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
 class ReplicaRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A chat completion as the gateway sends it: validated, with the gateway's own fields added.
 
-    ``messages`` stays undecoded JSON-like data: the chat template reads it as it is. ``model`` is the catalog id
-    to name in the answer. ``cache_salt`` roots the block hashes (never taken from a client). ``billing_context``
-    is opaque to the replica; it is echoed in :class:`RecentUsage`. ``request_id`` makes ids and aborts.
+    ``messages`` stays undecoded JSON-like data: the chat template reads it as it is. ``model`` is the
+    catalog id to name in the answer. ``cache_salt`` roots the block hashes (never taken from a client).
+    ``billing_context`` is opaque to the replica; it is echoed in :class:`RecentUsage`. ``request_id`` makes
+    ids and aborts.
     """
 
     request_id: str
@@ -112,7 +114,7 @@ class ReplicaRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class AbortRequest(msgspec.Struct, frozen=True):
-    """Stop a request. A stream that is still read ends with ``finish_reason`` "abort", usage and ``[DONE]``."""
+    """Stop a request. A stream still read ends with ``finish_reason`` "abort", usage and ``[DONE]``."""
 
     request_id: str
 
@@ -137,7 +139,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters and gauges of one replica. Counters run from its start; ``started_at`` tells restarts apart."""
+    """Counters (since the start) and gauges of one replica; ``started_at`` tells restarts apart."""
 
     replica_id: str
     model: str
@@ -172,8 +174,8 @@ class RecentUsage(msgspec.Struct, frozen=True, kw_only=True):
 class AbortResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the request: answered when its blocks are free and its counts are final.
 
-    ``usage`` is null when the replica does not know the request (never arrived, refused, or long gone) or when
-    the engine did not confirm the end in time.
+    ``usage`` is null when the replica does not know the request (never arrived, refused, or long gone) or
+    when the engine did not confirm the end in time.
     """
 
     request_id: str

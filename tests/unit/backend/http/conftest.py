@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -35,11 +36,17 @@ async def start_replica(config: BackendConfig, tokenizer: Tokenizer) -> AsyncIte
     started: list[Replica] = []
 
     async def start(
-        *, telemetry: Any = None, token: str = "", loads: bool = True, **settings: Any
+        *,
+        telemetry: Any = None,
+        token: str = "",
+        loads: bool = True,
+        engine_start_s: float = 0.0,
+        **settings: Any,
     ) -> Replica:
         engine = ScriptedEngine()
 
         async def start_engine(_: BackendConfig) -> ScriptedEngine:
+            await asyncio.sleep(engine_start_s)
             return engine
 
         own = msgspec.structs.replace(config, pool_token=token, **settings)
