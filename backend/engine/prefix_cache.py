@@ -94,6 +94,8 @@ class PrefixCache:
         keeps its own, which is then freed like any partial block.
         """
         num_full = sequence.num_computed_tokens // self._block_size
+        if num_full <= sequence.num_registered_blocks:
+            return
         for index in range(sequence.num_registered_blocks, num_full):
             digest = self.digest(sequence, index)
             block = sequence.block_table[index]
@@ -101,7 +103,7 @@ class PrefixCache:
                 self._block_by_digest[digest] = block
                 self._digest_by_block[block] = digest
             self._claims.pop(digest, None)
-        sequence.num_registered_blocks = max(sequence.num_registered_blocks, num_full)
+        sequence.num_registered_blocks = num_full
 
     def digest(self, sequence: Sequence, index: int) -> bytes:
         """The digest of the full block ``index`` of ``sequence``, hashed on first use."""

@@ -16,6 +16,8 @@ from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,9 +27,16 @@ from backend.engine.sequence import Sequence
 GREEDY_BELOW_TEMPERATURE = 1e-5
 """Temperatures below this are greedy: dividing by them says nothing more than the argmax does."""
 
-NUM_CANDIDATES = 512
-"""Likeliest tokens that top_p and min_p look at before a full sort is needed."""
+CANDIDATE_RATIOS = (1e-3, 1e-6, 0.0)
+"""Filters look at the tokens of at least this share of the likeliest one's probability: the first share that
+is certain to hold all that can be drawn."""
 
+RUN_TOKENS = 256
+"""Neighbours summed together when the whole vocabulary can be drawn."""
+
+Doubles = npt.NDArray[np.float64]
+
+_BELOW_ONE = 1.0 - 2.0**-52
 _COUNTER = struct.Struct("<QQ")
 
 
@@ -71,7 +80,11 @@ class Sampler:
         drawing = [i for i, row in enumerate(rows) if not row.is_greedy and sampled[i].is_usable]
         if drawing:
             draws = [uniform(rows[i].seed, sequences[i].num_generated_tokens) for i in drawing]
-            token_ids = _draw(logits[drawing], [rows[i].sampling for i in drawing], draws)
+            token_ids = _draw(
+                logits if len(drawing) == len(rows) else logits[drawing],
+                [rows[i].sampling for i in drawing],
+                draws,
+            )
             for i, token_id in zip(drawing, token_ids, strict=True):
                 sampled[i] = Sampled(token_id, True)
         return report.attach(sampled)
@@ -146,28 +159,30 @@ class _Row:
 
 
 class _Tally:
-    """How often each distinct token occurred: two growing tensors, changed one entry at a time."""
+    """How often each distinct token occurred: two growing arrays, changed one entry at a time."""
 
     __slots__ = ("_counts", "_ids", "_place_by_id")
 
     def __init__(self) -> None:
         self._place_by_id: dict[int, int] = {}
-        self._ids = torch.zeros(64, dtype=torch.int64)
-        self._counts = torch.zeros(64, dtype=torch.float32)
+        self._ids = np.zeros(64, dtype=np.int64)
+        self._counts = np.zeros(64, dtype=np.float32)
 
     def count(self, token_ids: ListOf[int]) -> None:
+        places = self._place_by_id
         for token_id in token_ids:
-            place = self._place_by_id.setdefault(token_id, len(self._place_by_id))
+            place = places.setdefault(token_id, len(places))
             if place == len(self._ids):
-                self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)])
-                self._counts = torch.cat([self._counts, torch.zeros_like(self._counts)])
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
             self._ids[place] = token_id
             self._counts[place] += 1
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The distinct token ids, int64, and their counts, float32, on ``device``."""
         num_distinct = len(self._place_by_id)
-        return self._ids[:num_distinct].to(device), self._counts[:num_distinct].to(device)
+        ids, counts = self._ids[:num_distinct], self._counts[:num_distinct]
+        return torch.from_numpy(ids).to(device), torch.from_numpy(counts).to(device)
 
 
 class _LogprobReport:
@@ -192,51 +207,80 @@ class _LogprobReport:
 
 def _greedy(logits: Tensor) -> list[Sampled]:
     """The likeliest token of each row. A maximum that is not finite (NaN wins it) makes the row unusable."""
-    values, token_ids = logits.max(dim=-1)
-    usable = values.isfinite().tolist()
-    return [Sampled(token_id, ok) for token_id, ok in zip(token_ids.tolist(), usable, strict=True)]
+    if logits.device.type == "cpu":
+        # numpy's argmax is several times faster here than torch's.
+        rows = logits.numpy()
+        token_ids = rows.argmax(axis=-1)
+        usable = np.isfinite(np.take_along_axis(rows, token_ids[:, None], axis=-1)[:, 0])
+        return [Sampled(int(token_id), bool(ok)) for token_id, ok in zip(token_ids, usable, strict=True)]
+    values, indices = logits.max(dim=-1)
+    finite = values.isfinite().tolist()
+    return [Sampled(token_id, ok) for token_id, ok in zip(indices.tolist(), finite, strict=True)]
 
 
 def _draw(logits: Tensor, samplings: list[SamplingParams], draws: list[float]) -> list[int]:
-    """Draw from ``[rows, vocab]`` logits by inverting the cumulative distribution at ``draws``."""
-    device = logits.device
-    temperatures = torch.tensor([s.temperature for s in samplings], dtype=torch.float32, device=device)
-    probs = torch.softmax(logits / temperatures.unsqueeze(1), dim=-1)
-    token_ids = [0] * len(samplings)
-    unfiltered = [i for i, s in enumerate(samplings) if s.top_k <= 0 and s.top_p >= 1 and s.min_p <= 0]
-    if unfiltered:
-        cumulative = probs[unfiltered].cumsum(dim=-1, dtype=torch.float64)
-        points = torch.tensor([[draws[i]] for i in unfiltered], dtype=torch.float64, device=device)
-        chosen = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)
-        for i, token_id in zip(unfiltered, chosen[:, 0].tolist(), strict=True):
-            token_ids[i] = token_id
-    for i in set(range(len(samplings))).difference(unfiltered):
-        token_ids[i] = _draw_filtered(probs[i], samplings[i], draws[i])
+    """Draw from ``[rows, vocab]`` logits by inverting each row's cumulative distribution at its draw."""
+    temperatures = torch.tensor([s.temperature for s in samplings], dtype=torch.float32)
+    probs = torch.softmax(logits / temperatures.to(logits.device).unsqueeze(1), dim=-1)
+    is_filtered = [s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in samplings]
+    run_sums = None if all(is_filtered) else _sums_of_runs(probs)
+    token_ids: list[int] = []
+    for row, (sampling, draw) in enumerate(zip(samplings, draws, strict=True)):
+        if run_sums is None or is_filtered[row]:
+            token_ids.append(_draw_filtered(probs[row], sampling, draw))
+        else:
+            token_ids.append(_draw_unfiltered(probs[row], run_sums[row], draw))
     return token_ids
+
+
+def _sums_of_runs(probs: Tensor) -> Doubles:
+    """Per row of ``[rows, vocab]``, the sums of every ``RUN_TOKENS`` neighbours."""
+    rows, vocab = probs.shape
+    if vocab % RUN_TOKENS:
+        probs = torch.nn.functional.pad(probs, (0, -vocab % RUN_TOKENS))
+    return probs.view(rows, -1, RUN_TOKENS).sum(dim=-1).cpu().numpy().astype(np.float64)
+
+
+def _draw_unfiltered(probs: Tensor, run_sums: Doubles, draw: float) -> int:
+    """Find the run of neighbours that the draw falls into, then the token within it."""
+    cumulative = run_sums.cumsum()
+    point = draw * cumulative[-1]
+    run = int(np.searchsorted(cumulative, point, side="right"))
+    before = cumulative[run - 1] if run else 0.0
+    share = min((point - before) / run_sums[run], _BELOW_ONE)
+    first = run * RUN_TOKENS
+    within = probs[first : first + RUN_TOKENS].cpu().numpy().astype(np.float64).cumsum()
+    return first + int(np.searchsorted(within, share * within[-1], side="right"))
 
 
 def _draw_filtered(probs: Tensor, sampling: SamplingParams, draw: float) -> int:
     """Draw one token of ``[vocab]`` probabilities under top_k, top_p and min_p."""
     vocab = probs.shape[0]
     top_k = sampling.top_k if 0 < sampling.top_k < vocab else vocab
-    num_candidates = min(top_k, NUM_CANDIDATES)
-    values, token_ids = probs.topk(num_candidates)
-    if num_candidates < top_k and not _lies_within(values, sampling, has_top_k=top_k < vocab):
-        values, token_ids = probs.topk(top_k)
-    values = values.to(torch.float64)
-    values = torch.where(values >= sampling.min_p * values[0], values, 0.0)
-    cumulative = values.cumsum(dim=0)
+    peak = float(probs.max())
+    for ratio in CANDIDATE_RATIOS:
+        token_ids, values = _likeliest(probs, ratio * peak)
+        reaches_top_p = top_k == vocab and float(values.sum()) >= sampling.top_p
+        if ratio <= sampling.min_p or len(values) >= top_k or reaches_top_p:
+            break
+    values = values[:top_k]
+    values = values[values >= sampling.min_p * values[0]]
+    cumulative = values.cumsum()
     is_all_mass = top_k == vocab and sampling.min_p <= 0
-    total = 1.0 if is_all_mass else float(cumulative[-1])
-    is_kept = cumulative - values < sampling.top_p * total
-    is_kept[0] = True
-    cumulative = torch.where(is_kept, values, 0.0).cumsum(dim=0)
-    chosen = int(torch.searchsorted(cumulative, cumulative[-1] * draw, right=True))
+    limit = sampling.top_p * (1.0 if is_all_mass else cumulative[-1])
+    num_kept = max(1, int(np.searchsorted(cumulative - values, limit, side="left")))
+    chosen = np.searchsorted(cumulative[:num_kept], draw * cumulative[num_kept - 1], side="right")
     return int(token_ids[chosen])
 
 
-def _lies_within(values: Tensor, sampling: SamplingParams, *, has_top_k: bool) -> bool:
-    """Whether the likeliest tokens' ``values`` (falling) hold everything that can be drawn."""
-    if sampling.min_p > 0:
-        return bool(values[-1] < sampling.min_p * values[0])
-    return not has_top_k and bool(values.sum(dtype=torch.float64) >= sampling.top_p)
+def _likeliest(probs: Tensor, threshold: float) -> tuple[npt.NDArray[np.int64], Doubles]:
+    """The tokens of at least ``threshold`` probability, likeliest first, ties in order of their ids."""
+    if probs.device.type == "cpu":
+        row = probs.numpy()
+        token_ids = np.flatnonzero(row >= threshold)
+        values = row[token_ids]
+    else:
+        indices = (probs >= threshold).nonzero()[:, 0]
+        token_ids, values = indices.cpu().numpy(), probs[indices].cpu().numpy()
+    order = np.argsort(-values, kind="stable")
+    return token_ids[order], values[order].astype(np.float64)

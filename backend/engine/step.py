@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
+class ScheduledChunk(msgspec.Struct, frozen=True):
     """A run of tokens of one sequence to be computed in this step.
 
     ``token_ids`` are the tokens at positions ``start .. start+len(token_ids)-1``; the KV of everything before
@@ -23,8 +23,7 @@ class ScheduledChunk:
     needs_logits: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """The chunks of one step; decodes are chunks of one token."""
 
     chunks: tuple[ScheduledChunk, ...]

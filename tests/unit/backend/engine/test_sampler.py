@@ -59,6 +59,17 @@ def test_draws_follow_the_probabilities() -> None:
         assert abs(counts[token_id] / 20_000 - probability) < 5 * spread
 
 
+def test_draws_follow_the_probabilities_over_several_runs_of_neighbours() -> None:
+    logits = torch.full((1, 1000), -1e9)
+    weights = {3: 0.1, 255: 0.2, 256: 0.3, 767: 0.15, 999: 0.25}
+    for token_id, weight in weights.items():
+        logits[0, token_id] = math.log(weight)
+    counts = draws(8_000, logits)
+    assert set(counts) == set(weights)
+    for token_id, weight in weights.items():
+        assert abs(counts[token_id] / 8_000 - weight) < 0.03
+
+
 def test_uniform_draws_are_uniform_and_independent_in_seed_and_counter() -> None:
     numbers = [uniform(seed, counter) for seed in range(100) for counter in range(100)]
     assert all(0 <= number < 1 for number in numbers)
@@ -144,7 +155,7 @@ def test_the_short_cut_over_candidates_changes_nothing(
 ) -> None:
     logits = logits_of(rows=1, vocab=2000)
     short = [choose(logits, sequence_with(seed=seed, **sampling)) for seed in range(60)]
-    monkeypatch.setattr("backend.engine.sampler.NUM_CANDIDATES", 2000)
+    monkeypatch.setattr("backend.engine.sampler.CANDIDATE_RATIOS", (0.0,))
     assert [choose(logits, sequence_with(seed=seed, **sampling)) for seed in range(60)] == short
 
 
