@@ -26,7 +26,6 @@ from gateway.config import GatewayConfig, ReplicaAddress, ServedModel
 from gateway.dispatch import Dispatcher
 from gateway.edge.aiohttp_exchange import serve_exchange
 from gateway.edge.server import EdgeServer
-from gateway.errors import no_route
 from gateway.handlers.inference import InferenceRoutes
 from gateway.handlers.native import NativeForm
 from gateway.handlers.openai import OpenAIForm
@@ -226,7 +225,7 @@ def _application(config: GatewayConfig, inference: InferenceRoutes, ops: OpsRout
         path, _, _ = request.raw_path.partition("?")
         handler = inference.match(path)
         if handler is None:
-            raise no_route(path)
+            return await ops.no_route(request)
         return await serve_exchange(request, handler, config)
 
     app = web.Application(client_max_size=config.max_body_bytes, middlewares=[envelop_errors])

@@ -58,9 +58,12 @@ class HealthProber:
         understood.
         """
         try:
-            _, body = await self._client.fetch(
+            status, body = await self._client.fetch(
                 replica.address, "/health", timeout_s=self._config.probe_timeout_s, limit=_MAX_HEALTH_BYTES
             )
-            return msgspec.json.decode(body, type=Health).status
-        except (ReplicaError, msgspec.DecodeError):
+        except ReplicaError:
             return None
+        try:
+            return msgspec.json.decode(body, type=Health).status
+        except msgspec.DecodeError:
+            return "ready" if status == 200 else None  # an OpenAI-compatible server of another make

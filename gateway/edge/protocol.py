@@ -194,7 +194,7 @@ class EdgeConnection(asyncio.Protocol):
         self._head = head
         self._handler = handler
         body = data[size:]
-        if head.content_length == len(body):
+        if head.content_length == len(body) <= self._edge.config.max_body_bytes:
             self._dispatch(body, b"")
         else:
             self._start_body(head, body)

@@ -19,6 +19,7 @@ from gateway.wire.workers_ai import RunOptions
 
 DONE_FRAME = b"data: [DONE]\n\n"
 
+_ABSENT = (b"", b"null")
 _ROLES = frozenset(("developer", "system", "user", "assistant", "tool", "function"))
 _ROLES_WITH_OPTIONAL_CONTENT = frozenset(("assistant", "tool", "function"))
 _TOOL_CHOICES = ("none", "auto", "required")
@@ -152,11 +153,10 @@ def decode_chat(raw: bytes, *, path_model: str | None, allows_prompt: bool, max_
 
 
 def _messages_of(body: ChatBody, allows_prompt: bool) -> list[dict[str, Any]]:
-    if body.requests or body.request_id:
-        pointer = "/requests" if body.requests else "/request_id"
-        raise bad_input(
-            pointer, "asynchronous batches are not available here; send one request with 'messages'"
-        )
+    for pointer, value in (("/requests", body.requests), ("/request_id", body.request_id)):
+        if bytes(value) not in _ABSENT:
+            problem = "asynchronous batches are not available here; send one request with 'messages'"
+            raise bad_input(pointer, problem)
     if body.messages is None:
         if allows_prompt and body.prompt:
             return [{"role": "user", "content": body.prompt}]

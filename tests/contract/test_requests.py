@@ -1,0 +1,138 @@
+"""What of a client's request reaches the replica, and in which form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.fake_replica import FakeReplica
+from tests.support.gateway_harness import (
+    MODEL,
+    OTHER_ACCOUNT,
+    OTHER_TOKEN,
+    Harness,
+)
+
+RUN = f"/run/{MODEL}"
+
+
+def received(replicas: list[FakeReplica]) -> dict[str, Any]:
+    """The one request that came since the last look."""
+    (request,) = [request for replica in replicas for request in replica.requests]
+    for replica in replicas:
+        replica.requests.clear()
+    return request
+
+
+async def test_sampling_parameters_arrive(gateway: Harness, replicas: list[FakeReplica]) -> None:
+    await gateway.chat(
+        max_tokens=7,
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.1,
+        seed=-4,
+        frequency_penalty=0.25,
+        presence_penalty=-0.5,
+        repetition_penalty=1.2,
+        logit_bias={"5": -100},
+        logprobs=True,
+        top_logprobs=3,
+        n=2,
+        stop="END",
+    )
+    request = received(replicas)
+    expected = {
+        "model": MODEL,
+        "max_tokens": 7,
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "min_p": 0.1,
+        "seed": -4,
+        "frequency_penalty": 0.25,
+        "presence_penalty": -0.5,
+        "repetition_penalty": 1.2,
+        "logit_bias": {"5": -100.0},
+        "logprobs": True,
+        "top_logprobs": 3,
+        "n": 2,
+        "stop": ["END"],
+    }
+    assert {name: request.get(name) for name in expected} == expected
+
+
+async def test_max_completion_tokens_wins_and_the_model_has_a_default(
+    gateway: Harness, replicas: list[FakeReplica]
+) -> None:
+    await gateway.chat(max_completion_tokens=5, max_tokens=9)
+    assert received(replicas)["max_tokens"] == 5
+    await gateway.chat(max_tokens=9)
+    assert received(replicas)["max_tokens"] == 9
+    await gateway.chat()
+    assert received(replicas)["max_tokens"] == 256
+
+
+async def test_contents_of_any_form_arrive_as_they_are(gateway: Harness, replicas: list[FakeReplica]) -> None:
+    """Complaint F1: arrays and strings mixed; null beside tool calls; replayed reasoning; developer and tool roles."""
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "hi", "name": "ann"},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "functions.f:0", "content": [{"type": "text", "text": "42"}]},
+        {"role": "assistant", "content": "", "tool_calls": []},
+        {"role": "user", "content": [{"type": "text", "text": "\u00e9\U0001f44b"}]},
+    ]
+    for path in ("/v1/chat/completions", RUN):
+        reply = await gateway.chat(path=path, messages=messages)
+        assert reply.status == 200, reply.body
+        assert received(replicas)["messages"] == messages
+
+
+async def test_tools_with_choice_none_are_honoured_by_leaving_them_out(
+    gateway: Harness, replicas: list[FakeReplica]
+) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    reply = await gateway.chat(tools=[tool], tool_choice="none")
+    assert reply.status == 200
+    assert "tools" not in received(replicas)
+
+
+async def test_the_cache_salt_is_the_accounts_alone(gateway: Harness, replicas: list[FakeReplica]) -> None:
+    """BR-97, BR-101: the same account reuses its prefixes in every request, another never sees them."""
+    await gateway.chat()
+    mine = received(replicas)["cache_salt"]
+    await gateway.chat(path=RUN, stream=True, headers={"x-session-affinity": "s"})
+    assert received(replicas)["cache_salt"] == mine
+    theirs = await gateway.post(
+        gateway.root(f"/client/v4/accounts/{OTHER_ACCOUNT}/ai/v1/chat/completions"),
+        {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}]},
+        token=OTHER_TOKEN,
+    )
+    assert theirs.status == 200
+    salt = received(replicas)["cache_salt"]
+    assert len(salt) == len(mine) == 64
+    assert salt != mine
+
+
+async def test_the_salt_survives_a_restart(gateway: Harness, replicas: list[FakeReplica]) -> None:
+    await gateway.chat()
+    before = received(replicas)["cache_salt"]
+    await gateway.stop()
+    await gateway.start()
+    await gateway.chat()
+    assert received(replicas)["cache_salt"] == before
+
+
+async def test_the_clients_trace_reaches_the_replica(gateway: Harness, replicas: list[FakeReplica]) -> None:
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await gateway.chat(headers={"traceparent": traceparent, "tracestate": "a=b"})
+    (headers,) = replicas[0].headers + replicas[1].headers
+    assert (headers["traceparent"], headers["tracestate"]) == (traceparent, "a=b")
