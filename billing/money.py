@@ -12,6 +12,7 @@ import re
 NANOS_PER_UNIT = 1_000_000_000
 MICROS_PER_UNIT = 1_000_000
 PICOS_PER_NANO = 1_000
+NANOS_PER_MICRO = 1_000
 
 _DECIMAL = re.compile(r"(\d{1,9})(?:\.(\d{1,6}))?")
 

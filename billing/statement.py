@@ -1,0 +1,171 @@
+"""What one account owes for one month, line by line.
+
+A line is a model, the rate card that was in force, and a token class. Its amount is the sum of what the
+requests were charged for that class, so lines add up to the ledger exactly, whatever rates changed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, Select, case, func, select
+
+from billing.money import NANOS_PER_MICRO, format_nanos
+from billing.periods import Period, instant_text, month_period
+from billing.rates import CACHED_INPUT, INPUT, NO_CHARGE, OUTPUT, UNPRICED, rates_of_version
+from billing.reports import in_period
+from billing.schema import accounts, ledger_transactions, usage_records
+from billing.store import Store
+
+_USAGE = usage_records.c
+_LEDGER = ledger_transactions.c
+_WITHOUT_CARD = frozenset({NO_CHARGE.rate_card_version, UNPRICED.rate_card_version})
+
+
+class UnknownAccountError(LookupError):
+    """There is no such account."""
+
+
+class StatementLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One token class of one model at one price. ``rate`` is in dollars per million tokens, a decimal string."""
+
+    model: str
+    token_class: str
+    rate_card_version: str
+    rate: str
+    num_tokens: int
+    amount_nanos: int
+    amount: str
+    undiscounted_nanos: int
+    discount_nanos: int
+
+
+class Statement(msgspec.Struct, frozen=True, kw_only=True):
+    """A month, half-open and UTC: ``since`` inclusive, ``until`` exclusive.
+
+    ``num_not_charged`` requests failed through no fault of the account; ``num_unpriced`` had no rate card.
+    """
+
+    account_id: str
+    account_name: str
+    month: str
+    since: str
+    until: str
+    currency: str
+    lines: list[StatementLine]
+    num_requests: int
+    num_not_charged: int
+    num_unpriced: int
+    num_estimated: int
+    amount_nanos: int
+    undiscounted_nanos: int
+    discount_nanos: int
+    amount: str
+    undiscounted: str
+    discount: str
+    neurons: float
+
+
+def monthly_statement(store: Store, account_id: str, month: str, *, currency: str = "USD") -> Statement:
+    """The statement of ``month`` (YYYY-MM).
+
+    Raises:
+        ValueError: ``month`` is not of that form.
+        UnknownAccountError, StoreError.
+    """
+    period = month_period(month)
+    assert period.start_us is not None
+    assert period.end_us is not None
+    with store.reading() as connection:
+        name = connection.scalar(select(accounts.c.name).where(accounts.c.id == account_id))
+        groups = list(connection.execute(_groups(period, account_id)))
+    if name is None:
+        raise UnknownAccountError(f"there is no account {account_id!r}")
+    priced = [group for group in groups if group.rate_card_version not in _WITHOUT_CARD]
+    amount = _total(groups, "amount_nanos")
+    undiscounted = _total(groups, "undiscounted_nanos")
+    return Statement(
+        account_id=account_id,
+        account_name=name,
+        month=month,
+        since=instant_text(period.start_us),
+        until=instant_text(period.end_us),
+        currency=currency,
+        lines=[line for group in priced for line in _lines(group)],
+        num_requests=_total(groups, "num_requests"),
+        num_not_charged=_total(_of_version(groups, NO_CHARGE.rate_card_version), "num_requests"),
+        num_unpriced=_total(_of_version(groups, UNPRICED.rate_card_version), "num_requests"),
+        num_estimated=_total(groups, "num_estimated"),
+        amount_nanos=amount,
+        undiscounted_nanos=undiscounted,
+        discount_nanos=undiscounted - amount,
+        amount=format_nanos(amount),
+        undiscounted=format_nanos(undiscounted),
+        discount=format_nanos(undiscounted - amount),
+        neurons=_total(groups, "neurons_e4") / 10_000,
+    )
+
+
+def _groups(period: Period, account_id: str) -> Select[Any]:
+    """Sums per model and rate card, in a stable order."""
+    uncached = _USAGE.prompt_tokens - _USAGE.cached_prompt_tokens
+    columns = {
+        "num_estimated": case((_USAGE.is_estimated, 1), else_=0),
+        "num_input": uncached,
+        "num_cached_input": _USAGE.cached_prompt_tokens,
+        "num_output": _USAGE.completion_tokens,
+        "input_nanos": _LEDGER.input_nanos,
+        "cached_input_nanos": _LEDGER.cached_input_nanos,
+        "output_nanos": _LEDGER.output_nanos,
+        "amount_nanos": _LEDGER.amount_nanos,
+        "undiscounted_nanos": _LEDGER.undiscounted_nanos,
+        "neurons_e4": _LEDGER.neurons_e4,
+    }
+    return (
+        select(
+            _USAGE.model,
+            _LEDGER.rate_card_version,
+            func.count().label("num_requests"),
+            *(func.sum(column).label(name) for name, column in columns.items()),
+        )
+        .select_from(usage_records)
+        .join(ledger_transactions, _LEDGER.id == _USAGE.request_id)
+        .where(*in_period(period, account_id))
+        .group_by(_USAGE.model, _LEDGER.rate_card_version)
+        .order_by(_USAGE.model, _LEDGER.rate_card_version)
+    )
+
+
+def _lines(group: Row[Any]) -> list[StatementLine]:
+    """Input, cached input and output; all of a group's discount is the cached input's."""
+    discount = int(group.undiscounted_nanos) - int(group.amount_nanos)
+    parts = (
+        (INPUT, group.num_input, group.input_nanos, 0),
+        (CACHED_INPUT, group.num_cached_input, group.cached_input_nanos, discount),
+        (OUTPUT, group.num_output, group.output_nanos, 0),
+    )
+    rates = rates_of_version(group.rate_card_version)
+    return [
+        StatementLine(
+            model=group.model,
+            token_class=token_class,
+            rate_card_version=group.rate_card_version,
+            rate=format_nanos(rate_micros * NANOS_PER_MICRO),
+            num_tokens=int(num_tokens),
+            amount_nanos=int(nanos),
+            amount=format_nanos(int(nanos)),
+            undiscounted_nanos=int(nanos) + saved,
+            discount_nanos=saved,
+        )
+        for (token_class, num_tokens, nanos, saved), rate_micros in zip(parts, rates, strict=True)
+    ]
+
+
+def _of_version(groups: Sequence[Row[Any]], version: str) -> list[Row[Any]]:
+    return [group for group in groups if group.rate_card_version == version]
+
+
+def _total(groups: Sequence[Row[Any]], column: str) -> int:
+    return sum(int(group._mapping[column]) for group in groups)
