@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from gateway.handlers.native import NativeForm
 from gateway.handlers.openai import OpenAIForm
 from gateway.handlers.ops import OpsRoutes, edge_refusal, envelop_errors
 from gateway.limits import AccountLimits
-from gateway.logs import AccessLog, configure_logging, stream_writer
+from gateway.logs import AccessLog, configure_logging, stderr_writer
 from gateway.metering import UsageJournal
 from gateway.metrics import GatewayMetrics
 from gateway.pipeline import Pipeline
@@ -242,7 +241,7 @@ def _telemetry(
 ) -> Telemetry:
     access_log = None
     if config.telemetry.access_log:
-        access_log = AccessLog(stream_writer(sys.stderr.buffer), loop)
+        access_log = AccessLog(stderr_writer(), loop)
     if tracing is None and config.telemetry.otlp_endpoint:
         from gateway.tracing import tracing_from_config  # costs memory and time that only exporting is worth
 

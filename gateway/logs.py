@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import BinaryIO
 
 import msgspec
 
@@ -23,7 +22,9 @@ class _LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
 
 
-class AccessLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AccessLine(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="request"
+):
     """One request, after it ended."""
 
     time: str
@@ -31,7 +32,6 @@ class AccessLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     account: str
     surface: str
     status: int
-    event: str = "request"
     model: str = ""
     requested_model: str = ""
     outcome: str = ""
@@ -99,8 +99,9 @@ class AccessLog:
             self._write(b"\n".join(lines) + b"\n")
 
 
-def stream_writer(stream: BinaryIO) -> Callable[[bytes], None]:
-    """A writer that flushes at once; for :class:`AccessLog`."""
+def stderr_writer() -> Callable[[bytes], None]:
+    """A writer to the process's standard error, each time flushed; for :class:`AccessLog`."""
+    stream = open(2, "wb", closefd=False)  # noqa: SIM115 - lives as long as the process
 
     def write(data: bytes) -> None:
         stream.write(data)

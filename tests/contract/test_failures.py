@@ -1,4 +1,4 @@
-"""Replicas that die, stall, fail or drain; clients that leave: what the client sees, and what the ledger says."""
+"""Replicas that die, stall, fail or drain; clients that leave: what is seen outside, and what is recorded."""
 
 from __future__ import annotations
 

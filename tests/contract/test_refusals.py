@@ -249,8 +249,9 @@ async def test_context_overflow_is_a_400_with_the_sentence_agents_look_for(
 ) -> None:
     """BR-64, BR-66, complaint F5: once, at full length, with the real status, unbilled."""
     sentence = (
-        "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of "
-        "5000 tokens: 4744 tokens from the input messages and 256 tokens for the completion. Please reduce the "
+        "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a "
+        "total of 5000 tokens: 4744 tokens from the input messages and 256 tokens for the completion. "
+        "Please reduce the "
         "number of tokens in the input messages or the completion to fit within the limit."
     )
     for replica in replicas:
@@ -387,7 +388,7 @@ async def test_a_replica_that_says_nothing_gives_3007(
 async def test_internal_headers_from_outside_are_ignored(
     gateway: Harness, replicas: list[FakeReplica]
 ) -> None:
-    """BR-85, BR-87: no header makes a caller trusted, and the caller's credentials go no further than the edge."""
+    """BR-85, BR-87: no header makes a caller trusted, and credentials go no further than the edge."""
     forged = {
         "x-forwarded-for": "127.0.0.1",
         "x-real-ip": "127.0.0.1",

@@ -73,7 +73,7 @@ async def test_max_completion_tokens_wins_and_the_model_has_a_default(
 
 
 async def test_contents_of_any_form_arrive_as_they_are(gateway: Harness, replicas: list[FakeReplica]) -> None:
-    """Complaint F1: arrays and strings mixed; null beside tool calls; replayed reasoning; developer and tool roles."""
+    """Complaint F1: arrays and strings mixed; null beside tool calls; replayed reasoning; all roles."""
     messages = [
         {"role": "developer", "content": "be brief"},
         {"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
