@@ -166,6 +166,14 @@ async def test_what_is_not_a_clean_request_is_refused_and_closed(sent: bytes, st
         assert edge.witness.requests == []
 
 
+async def test_a_body_over_the_limit_is_refused_even_when_it_came_with_its_head() -> None:
+    async with serve_edge(GatewayConfig(port=0, max_body_bytes=4)) as edge:
+        client = await edge.connect()
+        client.post("/hot/echo", b"12345")
+        assert (await client.answer()).status == 413
+        assert edge.witness.requests == []
+
+
 async def test_a_refused_upload_can_read_why() -> None:
     async with serve_edge(GatewayConfig(port=0, max_body_bytes=1000)) as edge:
         client = await edge.connect()
