@@ -62,6 +62,7 @@ class Sampler:
         self._draw_seed = draw_seed
         self._rows: dict[int, _Row] = {}
 
+    @torch.inference_mode()
     def sample(self, logits: Tensor, sequences: ListOf[Sequence]) -> list[Sampled]:
         """Choose the next token of each sequence.
 

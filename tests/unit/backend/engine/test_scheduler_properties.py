@@ -91,6 +91,18 @@ class Life:
             known = self.first_cached.setdefault(sequence.sequence_id, sequence.cached_prompt_tokens)
             assert known == sequence.cached_prompt_tokens, "cached_prompt_tokens changed after admission"
 
+        self.check_sharing(step)
+
+    def check_sharing(self, step: Step) -> None:
+        """A block in two tables holds the same tokens of the same account for both."""
+        size = self.limits.block_size
+        content: dict[int, tuple[bytes, list[int]]] = {}
+        for sequence in step.sequences:
+            for index, block in enumerate(sequence.block_table):
+                prefix = sequence.token_ids[: (index + 1) * size]
+                known = content.setdefault(block, (sequence.cache_salt, prefix))
+                assert known == (sequence.cache_salt, prefix)
+
     def abort_someone(self) -> None:
         sequence = self.rng.choice(self.sequences)
         ended = self.scheduler.finish(sequence.sequence_id)
