@@ -1,0 +1,67 @@
+"""``embergate statement``"""
+
+from __future__ import annotations
+
+import click
+
+from billing.periods import month_text
+from billing.statement import Statement, UnknownAccountError, monthly_statement
+from embergate.commands.context import open_store, with_settings
+from embergate.commands.instants import now_us
+from embergate.config_file import Settings
+from embergate.dev_account import read_dev_env
+from embergate.layout import DataLayout
+from embergate.refusal import Refusal
+from embergate.terminal import console, print_json, print_table
+
+
+@click.command()
+@click.option("--account", "account_id", metavar="ID", help="Whose bill [the development account's].")
+@click.option("--month", metavar="YYYY-MM", help="Which month, UTC [this one].")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@with_settings
+def statement(settings: Settings, account_id: str | None, month: str | None, as_json: bool) -> None:
+    """Show an account's bill for a month, line by line."""
+    account_id = account_id or _development_account(settings)
+    try:
+        with open_store(settings) as store:
+            bill = monthly_statement(
+                store, account_id, month or month_text(now_us()), currency=settings.config.billing.currency
+            )
+    except (UnknownAccountError, ValueError) as error:
+        raise Refusal(str(error)) from error
+    if as_json:
+        print_json(bill)
+        return
+    _print(bill)
+
+
+def _development_account(settings: Settings) -> str:
+    account = read_dev_env(DataLayout(settings.data_dir).dev_env)
+    if account is None:
+        raise Refusal("there is no development account yet: name one with --account.")
+    return account.account_id
+
+
+def _print(bill: Statement) -> None:
+    out = console()
+    out.print(f"[bold]{bill.month}[/]  {bill.account_name}  {bill.account_id}\n")
+    rows = [
+        (line.model, line.token_class, f"{line.num_tokens:,}", line.rate, f"{line.amount} {bill.currency}")
+        for line in bill.lines
+    ]
+    print_table(
+        ("model", "tokens of", "count", "per million", "amount"), rows, ("count", "per million", "amount")
+    )
+    currency = bill.currency
+    out.print(
+        f"\ntotal {bill.amount} {currency}, {bill.num_requests:,} requests, {bill.neurons:,.4f} neurons"
+    )
+    out.print(f"without the prefix cache {bill.undiscounted} {currency}: {bill.discount} {currency} saved")
+    for count, what in (
+        (bill.num_not_charged, "failed through no fault of the account and are not charged"),
+        (bill.num_unpriced, "had no rate card in force"),
+        (bill.num_estimated, "have estimated counts"),
+    ):
+        if count:
+            out.print(f"{count:,} requests {what}")

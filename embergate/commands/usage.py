@@ -1,0 +1,65 @@
+"""``embergate usage``"""
+
+from __future__ import annotations
+
+import click
+
+from billing.periods import Period
+from billing.reports import GroupBy, UsageRow, UsageSummary, usage_summary
+from embergate.commands.context import open_store, with_settings
+from embergate.commands.instants import Instant
+from embergate.config_file import Settings
+from embergate.terminal import print_json, print_table, say
+
+_COLUMNS = ("requests", "prompt", "cached", "share", "completion", "cost", "without cache", "neurons")
+
+
+@click.command()
+@click.option("--account", "account_id", metavar="ID", help="Only this account's.")
+@click.option("--since", type=Instant(), help="Only requests from then on: 2026-11-30, or 24h.")
+@click.option(
+    "--by",
+    type=click.Choice(["model", "session", "day", "account", "request"]),
+    default="model",
+    show_default=True,
+    help="What a row is.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@with_settings
+def usage(settings: Settings, account_id: str | None, since: int | None, by: GroupBy, as_json: bool) -> None:
+    """Show what was used, and what it costs with and without the prefix cache."""
+    with open_store(settings) as store:
+        summary = usage_summary(
+            store,
+            by=by,
+            account_id=account_id,
+            period=Period(start_us=since),
+            currency=settings.config.billing.currency,
+        )
+    if as_json:
+        print_json(summary)
+        return
+    _print(summary, by)
+
+
+def _print(summary: UsageSummary, by: GroupBy) -> None:
+    rows = [_row(row, row.key or "(none)", summary.currency) for row in summary.rows]
+    if len(rows) > 1:
+        rows.append(_row(summary.total, "total", summary.currency))
+    print_table((by, *_COLUMNS), rows, numeric=_COLUMNS)
+    if summary.is_truncated:
+        say("There are more rows than these; narrow them with --since or --account.")
+
+
+def _row(row: UsageRow, key: str, currency: str) -> tuple[str, ...]:
+    return (
+        key,
+        f"{row.num_requests:,}",
+        f"{row.prompt_tokens:,}",
+        f"{row.cached_prompt_tokens:,}",
+        f"{row.cached_share:.1%}",
+        f"{row.completion_tokens:,}",
+        f"{row.amount} {currency}",
+        f"{row.undiscounted} {currency}",
+        f"{row.neurons:,.4f}",
+    )
