@@ -37,6 +37,7 @@ from backend.engine.messages import (
     StepOutputs,
     ToEngine,
 )
+from backend.telemetry import configure_logging
 
 IDLE_CHECK_AFTER_S = 1.0
 """Without work for this long, the engine checks its books once."""
@@ -154,7 +155,6 @@ def serve(sock: socket.socket, load_runner: LoadRunner) -> int:
 
 def _start(channel: Channel, load_runner: LoadRunner) -> Engine | None:
     config = _receive_config(channel)
-    logging.getLogger().setLevel(config.telemetry.log_level.upper())
     try:
         channel.send(StartProgress(0.0, "loading the model"))
         runner = load_runner(config)
@@ -199,11 +199,15 @@ def main(arguments: ListOf[str], load_runner: LoadRunner) -> int:
     """The process: leave signals to the parent, log to standard error, serve."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     sock = socket.socket(fileno=int(arguments[0]))
     sock.set_inheritable(False)
+
+    def load(config: BackendConfig) -> StepRunner:
+        configure_logging(config.replica_id, config.telemetry.log_level)
+        return load_runner(config)
+
     with sock:
-        return serve(sock, load_runner)
+        return serve(sock, load)
 
 
 if __name__ == "__main__":

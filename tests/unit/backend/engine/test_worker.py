@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 
 import msgspec
@@ -86,13 +85,6 @@ class Parent:
     def has_ended(self) -> bool:
         self._thread.join(20)
         return not self._thread.is_alive()
-
-
-@pytest.fixture(autouse=True)
-def _root_level() -> Iterator[None]:
-    level = logging.getLogger().level
-    yield
-    logging.getLogger().setLevel(level)
 
 
 def config_of(path: str = "", num_blocks: int = 64) -> BackendConfig:
