@@ -20,6 +20,9 @@ from backend.http.chunks import ChunkEncoder, Message, encode_completion, error_
 from backend.http.errors import ReplicaError, engine_died, engine_failed, refused
 from backend.http.generation import Delta, Generation, GenerationFailedError
 
+# Less than the transport's high-water mark: so much fits into an empty buffer without waiting.
+_NEVER_WAITS: Final = 32 * 1024
+
 _STREAM_HEADERS: Final = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
@@ -44,9 +47,10 @@ async def send_stream(
     """
     response = web.StreamResponse(headers=_STREAM_HEADERS)
     await response.prepare(http)
+    writer = _Writer(response, http.transport, max_stall_s)
     frames = ChunkEncoder(_completion_id(call), int(time.time()), call.request.model, token_bytes)
     try:
-        await _send_frames(response, frames, call, first, calls, max_stall_s)
+        await _send_frames(writer, frames, call, first, calls)
     except TimeoutError:
         if http.transport is not None:
             http.transport.abort()
@@ -55,30 +59,22 @@ async def send_stream(
     return response
 
 
-async def _send_frames(
-    response: web.StreamResponse,
-    frames: ChunkEncoder,
-    call: Call,
-    first: Delta,
-    calls: Calls,
-    max_stall_s: float,
-) -> None:
+async def _send_frames(writer: _Writer, frames: ChunkEncoder, call: Call, first: Delta, calls: Calls) -> None:
     generation = _generation(call)
     delta = first
     try:
         while not generation.is_over:
             data = frames.delta(delta)
             if data:
-                await _write(response, data, max_stall_s)
+                await writer.write(data)
             delta = await calls.next(call)
     except (SequenceRefusedError, GenerationFailedError, EngineDiedError) as error:
         failure = as_replica_error(error)
         call.error = error_word(failure)
-        response.force_close()
-        await _write(response, error_frame(failure), max_stall_s)
+        await writer.write_last(error_frame(failure))
     else:
         usage = calls.finish(call)
-        await _write(response, frames.delta(delta) + frames.end(usage), max_stall_s)
+        await writer.write(frames.delta(delta) + frames.end(usage))
 
 
 async def send_whole(
@@ -131,12 +127,32 @@ def _generation(call: Call) -> Generation:
     return call.generation
 
 
-async def _write(response: web.StreamResponse, data: bytes, max_stall_s: float) -> None:
-    """Write, and wait while the reader's buffer is full.
+class _Writer:
+    """Writes frames to one reader.
 
-    Raises:
-        TimeoutError: when the reader takes nothing for ``max_stall_s``.
-        ConnectionError: when it has gone.
+    Every write raises ConnectionError when the reader has gone, and TimeoutError when it takes nothing for
+    ``max_stall_s``.
     """
-    async with asyncio.timeout(max_stall_s):
-        await response.write(data)
+
+    def __init__(
+        self, response: web.StreamResponse, transport: asyncio.Transport | None, max_stall_s: float
+    ) -> None:
+        self._response = response
+        self._transport = transport
+        self._max_stall_s = max_stall_s
+
+    async def write(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None:
+            raise ConnectionResetError("the reader has gone")
+        if len(data) < _NEVER_WAITS and transport.get_write_buffer_size() == 0:
+            # A reader that keeps up: nothing is waiting, so this cannot wait either and needs no clock.
+            await self._response.write(data)
+            return
+        async with asyncio.timeout(self._max_stall_s):
+            await self._response.write(data)
+
+    async def write_last(self, data: bytes) -> None:
+        """Write and close the connection afterwards."""
+        self._response.force_close()
+        await self.write(data)

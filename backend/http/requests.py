@@ -95,13 +95,14 @@ def compile_stops(request: ReplicaRequest) -> StopStrings | None:
 
 
 def choose_max_tokens(request: ReplicaRequest, num_prompt_tokens: int, info: EngineInfo) -> int:
-    """How many tokens may be generated: what was asked for, or all that the context has room for.
+    """How many tokens may be generated: what was asked for, or the default as far as the context has room.
 
     Raises:
         ReplicaError: 400 when prompt and completion do not fit together.
     """
     room = info.max_model_len - num_prompt_tokens
-    wanted = room if request.max_tokens is None else request.max_tokens
+    default = room if request.default_max_tokens is None else min(request.default_max_tokens, room)
+    wanted = default if request.max_tokens is None else request.max_tokens
     if wanted > room or room < 1:
         raise context_length_exceeded(info.max_model_len, num_prompt_tokens, max(wanted, 1))
     return wanted
