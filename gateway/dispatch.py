@@ -33,6 +33,9 @@ from gateway.wire.replica import CHAT_PATH, decode_refusal
 
 _MAX_ERROR_BYTES = 64 * 1024
 _FINISH_REASON = re.compile(rb'"finish_reason": ?"(\w+)"')
+_STATUSES_OF_FAILURE = frozenset((401, 403, 404, 405, 409))
+"""Refusals that say something about us or the replica, nothing about the request."""
+
 _BUSY_CODES = frozenset(("queue_full", "queue_timeout", "busy", "draining"))
 
 
@@ -210,7 +213,7 @@ async def _refused(replica: Replica, response: ReplicaResponse) -> Refusal | Rep
     body = await response.read(_MAX_ERROR_BYTES)
     if status in (429, 503):
         return ReplicaBusyError(replica.id, f"refused with {status}")
-    if status in (401, 403, 404, 405) or status >= 500 or status < 400:
+    if status in _STATUSES_OF_FAILURE or status >= 500 or status < 400:
         return ReplicaFailedError(replica.id, f"answered {status}", "server_error")
     return decode_refusal(status, body)
 

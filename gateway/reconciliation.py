@@ -115,19 +115,28 @@ class Reconciler:
 
     async def _reconcile(self, replica: Replica) -> int:
         started_at, after = self._read_until.get(replica.id, (0.0, 0))
-        recent = await self._fetch(replica, after)
-        if recent.started_at != started_at and after:  # restarted since: its sequence began anew
-            recent = await self._fetch(replica, 0)
+        page = await self._fetch(replica, after)
+        if page.started_at != started_at and after:  # restarted since: its sequence began anew
+            page = await self._fetch(replica, 0)
+        num_written = 0
+        while page.usages:
+            num_written += await self._write_missing(page)
+            self._read_until[replica.id] = (page.started_at, page.next_after)
+            page = await self._fetch(replica, page.next_after)
+        return num_written
+
+    async def _write_missing(self, page: RecentUsages) -> int:
         records = [
             record
-            for usage in recent.usages
+            for usage in page.usages
             if usage.request_id not in self._known
-            and (record := _record_of(usage, recent.replica_id)) is not None
+            and (record := _record_of(usage, page.replica_id)) is not None
         ]
-        posted = await asyncio.to_thread(self._posted.has_record, [record.request_id for record in records])
+        if not records:
+            return 0
+        posted = await asyncio.to_thread(self._posted.has_record, [one.request_id for one in records])
         missing = [record for record in records if record.request_id not in posted]
         await asyncio.gather(*(self._write(record) for record in missing))
-        self._read_until[replica.id] = (recent.started_at, recent.next_after)
         return len(missing)
 
     async def _write(self, record: UsageRecord) -> None:
