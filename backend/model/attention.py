@@ -37,8 +37,8 @@ class GroupedQueryAttention:
         values = torch.zeros((num_blocks, self._kv_heads, block_size, self._dim), **place)
         return keys, values
 
-    def add_to(self, residual: Tensor, x: Tensor, step: StepContext, cache: LayerCache) -> None:
-        """``residual += attention(x)``; both ``[tokens, hidden]``."""
+    def __call__(self, x: Tensor, step: StepContext, cache: LayerCache) -> Tensor:
+        """``[tokens, hidden]`` to the same; keys and values of the tokens go to the cache."""
         keys, values = cache
         native = self._placement.native
         tokens = x.shape[0]
@@ -49,7 +49,7 @@ class GroupedQueryAttention:
         value = qkv[:, rotated:].view(tokens, self._kv_heads, self._dim)
         store_kv(qk[:, self._heads :], value, keys, values, step.batch.slots, native=native)
         attended = self._attend(qk[:, : self._heads], keys, values, step.batch)
-        self._out.add_to(residual, attended.reshape(tokens, -1))
+        return self._out(attended.reshape(tokens, -1))
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch) -> Tensor:
         return paged_attention(

@@ -93,6 +93,10 @@ class MoeConfig:
     is_normalised: bool
     num_dense_layers: int
 
+    @property
+    def chooses_all(self) -> bool:
+        return self.num_experts_per_token == self.num_experts
+
 
 @dataclass(frozen=True, slots=True)
 class QuantConfig:

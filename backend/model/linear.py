@@ -23,10 +23,6 @@ class Linear(Protocol):
         """``[rows, in] -> [rows, out]``."""
         ...
 
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """``residual += x W^T`` in place."""
-        ...
-
 
 class DenseLinear:
     """A plain matrix product."""
@@ -37,9 +33,6 @@ class DenseLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self._weight)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        residual.addmm_(x, self._weight.t())
 
 
 class PackedLinear:
@@ -52,9 +45,6 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return packed_linear(x, self._weight, native=self._native)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        residual += packed_linear(x, self._weight, native=self._native)
 
 
 class HeadLinear:

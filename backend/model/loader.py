@@ -13,7 +13,7 @@ from backend.model.gguf_file import GgufFile
 from backend.model.linear import build_embedding_and_head
 from backend.model.mla import LatentAttention
 from backend.model.mlp import DenseMlp
-from backend.model.moe import MoeMlp
+from backend.model.moe import FullMoeMlp, SparseMoeMlp
 from backend.model.placement import Placement
 from backend.model.rope import build_rope_table
 from backend.model.transformer import Attention, DecoderLayer, Mlp, Transformer
@@ -90,7 +90,8 @@ def _read_layer(config: ModelConfig, reader: WeightReader, layer: int, placement
         attention = GroupedQueryAttention(config, reader, f"{prefix}.self_attn", placement)
     mlp: Mlp
     if config.moe is not None and config.is_moe_layer(layer):
-        mlp = MoeMlp(config, config.moe, reader, f"{prefix}.mlp", placement)
+        kind = FullMoeMlp if config.moe.chooses_all else SparseMoeMlp
+        mlp = kind(config, config.moe, reader, f"{prefix}.mlp", placement)
     else:
         mlp = DenseMlp(hidden, config.intermediate_size, reader, f"{prefix}.mlp", placement)
     norms = [

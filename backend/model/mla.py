@@ -17,11 +17,16 @@ from backend.model.linear import HeadLinear, Linear, build_linear
 from backend.model.placement import Placement
 from backend.model.quant import Matrix, concatenate, select_rows, to_float
 from backend.model.weights import WeightReader
-from kernels.paged_attention import causal_attention
+from kernels.native import NativeLibrary
+from kernels.paged_attention import causal_attention, paged_attention
 from kernels.paged_mla import gather_latent, paged_mla_decode
 from kernels.rms_norm import rms_norm
 from kernels.rope import rope
-from kernels.store_kv import store_latent
+from kernels.store_kv import store_kv, store_latent
+
+
+_BLOCK_SIZE = 64
+"""Tokens per block of the short-lived cache that an expanded context is attended through."""
 
 
 class LatentAttention:
@@ -55,8 +60,8 @@ class LatentAttention:
         shape = (num_blocks, block_size, self._mla.cache_width)
         return (torch.zeros(shape, device=self._placement.device, dtype=self._placement.dtype),)
 
-    def add_to(self, residual: Tensor, x: Tensor, step: StepContext, cache: LayerCache) -> None:
-        """``residual += attention(x)``; both ``[tokens, hidden]``."""
+    def __call__(self, x: Tensor, step: StepContext, cache: LayerCache) -> Tensor:
+        """``[tokens, hidden]`` to the same; latents and rope keys of the tokens go to the cache."""
         (rows,) = cache
         batch = step.batch
         nope, rotated = self._project(x, step, rows)
@@ -71,28 +76,33 @@ class LatentAttention:
             chunk = slice(start, end)
             attended[chunk] = self._expanded(None if nope is None else nope[chunk], rotated[chunk], context)
             start = end
-        self._out.add_to(residual, attended)
+        return self._out(attended)
 
     def _project(self, x: Tensor, step: StepContext, rows: Tensor) -> tuple[Tensor | None, Tensor]:
         """Queries ``[tokens, heads, nope]`` and rotated ``[tokens, heads, rope]``; the cache rows are written."""
-        mla, native, tokens = self._mla, self._placement.native, x.shape[0]
+        mla, native = self._mla, self._placement.native
         down = self._down(x)
         rope_end = self._query_width + mla.rope_width
         query, rope_key = down[:, : self._query_width], down[:, self._query_width : rope_end]
-        if self._q_up is not None:
+        nope_width = self._heads * mla.nope_dim
+        if self._q_up is None:
+            self._rotate(down[:, nope_width:rope_end], step)  # queries and key lie side by side
+        else:
             if self._q_norm is not None:
                 query = rms_norm(query.contiguous(), self._q_norm, mla.latent_norm_eps, native=native)
             query = self._q_up(query)
-        nope_width = self._heads * mla.nope_dim
-        rotated = query[:, nope_width:].view(tokens, self._heads, mla.rope_dim)
-        for part in (rotated, rope_key.view(tokens, mla.rope_groups, mla.rope_dim)):
-            rope(part, step.cos, step.sin, interleaved=self._is_interleaved, native=native)
+            self._rotate(query[:, nope_width:], step)
+            self._rotate(rope_key, step)
         latent = down[:, rope_end:] if mla.has_kv_a else x
         if self._kv_norm is not None:
             latent = rms_norm(latent.contiguous(), self._kv_norm, mla.latent_norm_eps, native=native)
         store_latent(latent, rope_key, rows, step.batch.slots, native=native)
-        nope = query[:, :nope_width].view(tokens, self._heads, mla.nope_dim) if nope_width else None
-        return nope, rotated
+        nope = query[:, :nope_width].view(len(x), self._heads, -1) if nope_width else None
+        return nope, query[:, nope_width:].view(len(x), self._heads, -1)
+
+    def _rotate(self, columns: Tensor, step: StepContext) -> None:
+        heads = columns.view(len(columns), -1, self._mla.rope_dim)
+        rope(heads, step.cos, step.sin, interleaved=self._is_interleaved, native=self._placement.native)
 
     def _absorbed(self, nope: Tensor | None, rotated: Tensor, rows: Tensor, step: StepContext) -> Tensor:
         count, batch = step.batch.num_decodes, step.batch
@@ -115,18 +125,32 @@ class LatentAttention:
         """One prefill chunk: ``context`` is ``[kv_len, cache_width]``, its own tokens included."""
         mla, length = self._mla, context.shape[0]
         latent = context[:, : mla.kv_lora_rank].contiguous()
-        key = _repeat(context[:, mla.kv_lora_rank :].view(length, mla.rope_groups, -1), self._heads)
+        key = context[:, mla.kv_lora_rank :].view(length, mla.rope_groups, -1)
+        value = self._expand_values(latent).view(length, self._num_value_groups, -1)
         query = rotated
+        if nope is not None or mla.rope_groups != self._num_value_groups:
+            key, value = _repeat(key, self._heads), _repeat(value, self._heads)
         if nope is not None:
             key = torch.cat((self._expand_keys(latent).view(length, self._heads, -1), key), dim=2)
             query = torch.cat((nope, rotated), dim=2)
-        value = _repeat(self._expand_values(latent).view(length, self._num_value_groups, -1), self._heads)
+        if self._placement.native is not None:
+            return _attend_native(query, key, value, self._scale, self._placement.native).flatten(1)
         # The fused form of scaled_dot_product_attention wants one width for queries, keys and values.
-        padding = mla.qk_dim - mla.v_dim
-        if padding > 0:
-            value = pad(value, (0, padding))
-        attended = causal_attention(query, key, value, self._scale)
-        return attended[:, :, : mla.v_dim].reshape(query.shape[0], -1)
+        value = pad(value, (0, max(mla.qk_dim - mla.v_dim, 0)))
+        return causal_attention(query, key, value, self._scale)[:, :, : mla.v_dim].flatten(1)
+
+
+def _attend_native(query: Tensor, key: Tensor, value: Tensor, scale: float, native: NativeLibrary) -> Tensor:
+    """Causal attention of a chunk over contiguous keys and values, by way of a paged cache of its own."""
+    length, heads, dim = key.shape
+    blocks = -(-length // _BLOCK_SIZE)
+    keys = torch.empty((blocks, heads, dim, _BLOCK_SIZE))
+    values = torch.empty((blocks, heads, _BLOCK_SIZE, value.shape[2]))
+    store_kv(key, value, keys, values, torch.arange(length), native=native)
+    table = torch.arange(blocks, dtype=torch.int32)[None]
+    starts = torch.tensor([0, len(query)], dtype=torch.int32)
+    kv_lens = torch.tensor([length], dtype=torch.int32)
+    return paged_attention(query, keys, values, table, starts, kv_lens, scale, native=native)
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:

@@ -1,18 +1,20 @@
 """Mixture of experts with DeepSeek-V3's router, and shared experts.
 
-A router that chooses every expert needs no sorting: one product over the stacked weights, each expert's
-activations multiplied by its true combine weight, is the same sum.
+A router that chooses every expert needs no sorting: one SwiGLU layer over the stacked weights, each expert's
+neurons multiplied by its true combine weight, is the same sum, and shared experts are parts of weight one.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from backend.model.config import ModelConfig, MoeConfig
-from backend.model.linear import build_linear, pack, place
-from backend.model.mlp import DenseMlp
+from backend.model.linear import pack, place
+from backend.model.mlp import DenseMlp, build_swiglu, is_packed_alike, read_swiglu
 from backend.model.placement import Placement
 from backend.model.quant import Matrix, concatenate, to_float
 from backend.model.weights import WeightReader
@@ -35,11 +37,11 @@ class Router:
         self._moe = moe
         self._native = placement.native
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights ``[tokens, top_k]`` float32 and experts ``[tokens, top_k]`` int32, best first."""
         moe = self._moe
         return moe_gate(
-            functional.linear(x.float(), self._gate),
+            self._logits(x),
             self._bias,
             moe.num_experts_per_token,
             num_groups=moe.num_groups,
@@ -49,69 +51,77 @@ class Router:
             native=self._native,
         )
 
+    def weigh_all(self, x: Tensor) -> Tensor:
+        """The weights of a router that chooses every expert, ``[tokens, experts]`` in the experts' order."""
+        scores = self._logits(x).sigmoid_()
+        if self._moe.is_normalised:
+            scores /= scores.sum(1, keepdim=True).add_(1e-20)
+        return scores.mul_(self._moe.routed_scaling_factor)
 
-class MoeMlp:
-    """Routed experts plus the shared ones of one layer."""
+    def _logits(self, x: Tensor) -> Tensor:
+        return functional.linear(x.float(), self._gate)
+
+
+class ChosenExperts(Protocol):
+    """The weighted sum of the experts chosen for each token."""
+
+    def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor: ...
+
+
+class SparseMoeMlp:
+    """Some of the experts for each token, and the shared ones for all."""
 
     def __init__(
         self, config: ModelConfig, moe: MoeConfig, reader: WeightReader, prefix: str, placement: Placement
     ) -> None:
         self._router = Router(config, moe, reader, prefix, placement)
-        hidden, width = config.hidden_size, moe.expert_dim
-        shapes = {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
-        stacks = {
-            name: [
-                reader.matrix(f"{prefix}.experts.{e}.{name}.weight", *shape) for e in range(moe.num_experts)
-            ]
-            for name, shape in shapes.items()
-        }
-        self._shared: DenseMlp | None = None
-        if moe.shared_dim:
-            self._shared = DenseMlp(hidden, moe.shared_dim, reader, f"{prefix}.shared_experts", placement)
-        gate_up = concatenate([*stacks["gate_proj"], *stacks["up_proj"]], 0)
-        down = concatenate(stacks["down_proj"], 1)
-        self._routed: AllExperts | PackedExperts | DenseExperts
-        if moe.num_experts_per_token == moe.num_experts:
-            self._routed = AllExperts(gate_up, down, moe.num_experts, placement)
-        elif placement.native is not None:
-            self._routed = PackedExperts(gate_up, down, placement.native)
+        gate_up, down = _read_experts(config, moe, reader, prefix, with_shared=False)
+        self._routed: ChosenExperts
+        if placement.native is not None and is_packed_alike(gate_up, down):
+            self._routed = PackedExperts(gate_up, down, moe.num_experts, placement.native)
         else:
             self._routed = DenseExperts(gate_up, down, moe.num_experts, placement)
+        self._shared: DenseMlp | None = None
+        if moe.shared_dim:
+            shared = f"{prefix}.shared_experts"
+            self._shared = DenseMlp(config.hidden_size, moe.shared_dim, reader, shared, placement)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """``residual += experts(x) + shared(x)``; both ``[tokens, hidden]``."""
-        weights, experts = self._router(x)
-        self._routed.add_to(residual, x, weights, experts)
-        if self._shared is not None:
-            self._shared.add_to(residual, x)
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[tokens, hidden]`` to the same."""
+        routed = self._routed(x, *self._router.choose(x))
+        return routed if self._shared is None else routed.add_(self._shared(x))
 
 
-class AllExperts:
-    """Every expert for every token, over contiguous weights."""
+class FullMoeMlp:
+    """Every expert for every token."""
 
-    def __init__(self, gate_up: Matrix, down: Matrix, num_experts: int, placement: Placement) -> None:
-        self._gate_up = build_linear(gate_up, placement)
-        self._down = build_linear(down, placement)
-        self._num_experts = num_experts
-        self._native = placement.native
+    def __init__(
+        self, config: ModelConfig, moe: MoeConfig, reader: WeightReader, prefix: str, placement: Placement
+    ) -> None:
+        self._router = Router(config, moe, reader, prefix, placement)
+        self._num_shared = moe.shared_dim // moe.expert_dim
+        self._num_parts = self._num_shared + moe.num_experts
+        gate_up, down = _read_experts(config, moe, reader, prefix, with_shared=True)
+        self._swiglu = build_swiglu(gate_up, down, self._num_parts, placement)
 
-    def add_to(self, residual: Tensor, x: Tensor, weights: Tensor, experts: Tensor) -> None:
-        inner = silu_mul(self._gate_up(x), native=self._native)
-        combine = torch.empty_like(weights).scatter_(1, experts.long(), weights)
-        inner.view(len(x), self._num_experts, -1).mul_(combine.unsqueeze(2))
-        self._down.add_to(residual, inner)
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[tokens, hidden]`` to the same."""
+        factors = torch.ones((len(x), self._num_parts), device=x.device)
+        factors[:, self._num_shared :] = self._router.weigh_all(x)
+        return self._swiglu(x, factors)
 
 
 class PackedExperts:
     """The chosen experts by the native kernel."""
 
-    def __init__(self, gate_up: Matrix, down: Matrix, native: NativeLibrary) -> None:
+    def __init__(self, gate_up: Matrix, down: Matrix, num_experts: int, native: NativeLibrary) -> None:
         self._gate_up, self._down = pack(gate_up), pack(down)
+        self._num_experts = num_experts
         self._native = native
 
-    def add_to(self, residual: Tensor, x: Tensor, weights: Tensor, experts: Tensor) -> None:
-        expert_mlp(
-            x, weights, experts, self._gate_up, self._down, out=residual, accumulate=True, native=self._native
+    def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        return expert_mlp(
+            x, weights, experts, self._gate_up, self._down, num_experts=self._num_experts, native=self._native
         )
 
 
@@ -124,13 +134,13 @@ class DenseExperts:
         wide = place(down, placement)
         self._down = wide.view(wide.shape[0], num_experts, -1).transpose(0, 1).contiguous()
 
-    def add_to(self, residual: Tensor, x: Tensor, weights: Tensor, experts: Tensor) -> None:
+    def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         # Tokens sorted by expert; the sum runs in float32 and in ascending order of experts.
         top_k = experts.shape[1]
         order = experts.flatten().argsort(stable=True)
         counts = torch.bincount(experts.flatten(), minlength=len(self._gate_up)).tolist()
         tokens, scales = order // top_k, weights.flatten()[order]
-        total = torch.zeros_like(residual, dtype=torch.float32)
+        total = torch.zeros_like(x, dtype=torch.float32)
         start = 0
         for expert, count in enumerate(counts):
             if count:
@@ -139,4 +149,16 @@ class DenseExperts:
                 out = functional.linear(inner, self._down[expert]).float()
                 total.index_add_(0, chosen, out * scales[start : start + count, None])
                 start += count
-        residual += total.to(residual.dtype)
+        return total.to(x.dtype)
+
+
+def _read_experts(
+    config: ModelConfig, moe: MoeConfig, reader: WeightReader, prefix: str, *, with_shared: bool
+) -> tuple[Matrix, Matrix]:
+    """The experts stacked: all gates above all ups, and all downs side by side; shared ones first, if wanted."""
+    hidden, width = config.hidden_size, moe.expert_dim
+    experts = [read_swiglu(reader, f"{prefix}.experts.{e}", hidden, width) for e in range(moe.num_experts)]
+    if with_shared and moe.shared_dim:
+        experts.insert(0, read_swiglu(reader, f"{prefix}.shared_experts", hidden, moe.shared_dim))
+    gates, ups, downs = zip(*experts, strict=True)
+    return concatenate([*gates, *ups], 0), concatenate(downs, 1)

@@ -15,21 +15,21 @@ from backend.model.context import LayerCache, StepContext
 from backend.model.linear import Embedding, Linear
 from backend.model.placement import Placement
 from backend.model.rope import RopeTable
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import add_rms_norm, rms_norm
 
 
 class Attention(Protocol):
-    """Adds its output to the residual stream, and its keys and values to the cache."""
+    """``[tokens, hidden]`` to the same, reading and extending the cache."""
 
     def new_cache(self, num_blocks: int, block_size: int) -> LayerCache: ...
 
-    def add_to(self, residual: Tensor, x: Tensor, step: StepContext, cache: LayerCache) -> None: ...
+    def __call__(self, x: Tensor, step: StepContext, cache: LayerCache) -> Tensor: ...
 
 
 class Mlp(Protocol):
-    """Adds its output to the residual stream."""
+    """``[tokens, hidden]`` to the same."""
 
-    def add_to(self, residual: Tensor, x: Tensor) -> None: ...
+    def __call__(self, x: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,18 @@ class Transformer:
             ``caches`` afterwards.
         """
         eps, native = self.config.rms_norm_eps, self.placement.native
-        cos, sin = self.rope_table.at(batch.positions)
-        step = StepContext(batch, cos, sin)
-        x = self.embedding(batch.token_ids)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            layer.attention.add_to(x, rms_norm(x, layer.attention_norm, eps, native=native), step, cache)
-            layer.mlp.add_to(x, rms_norm(x, layer.mlp_norm, eps, native=native))
-        wanted = rms_norm(x.index_select(0, batch.logits_rows), self.norm, eps, native=native)
-        if not len(wanted):
-            return torch.empty((0, self.config.vocab_size), device=x.device)
-        return self.head(wanted).float()
+        step = StepContext(batch, *self.rope_table.at(batch.positions))
+        residual = self.embedding(batch.token_ids)
+        x = rms_norm(residual, self.layers[0].attention_norm, eps, native=native)
+        following = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
+        last = len(self.layers) - 1
+        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            x = layer.attention(x, step, cache)
+            if index == last:
+                # Every token's KV is in the cache now; what follows is wanted for some tokens only.
+                x, residual = (part.index_select(0, batch.logits_rows) for part in (x, residual))
+                if not len(x):
+                    return torch.empty((0, self.config.vocab_size), device=x.device)
+            x = layer.mlp(add_rms_norm(x, residual, layer.mlp_norm, eps, native=native))
+            x = add_rms_norm(x, residual, following[index], eps, native=native)
+        return self.head(x).float()
