@@ -26,6 +26,8 @@ _COMMANDS = {
 }
 """Name -> where the command is, and its line in ``--help``. Loaded when used, so that asking is quick."""
 
+_OUR_PACKAGES = ("embergate", "gateway", "backend", "billing", "kernels")
+
 
 class _LazyGroup(click.Group):
     """Imports a command when it runs; listing them imports nothing."""
@@ -69,6 +71,8 @@ def main() -> None:
     except (Refusal, ConfigError) as error:
         _refuse(str(error), 1)
     except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in _OUR_PACKAGES:
+            raise
         _refuse(f"the package {error.name} is missing in this environment: run `make install`.", 1)
     except BrokenPipeError:
         sys.stderr.close()

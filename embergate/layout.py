@@ -23,6 +23,11 @@ class DataLayout(msgspec.Struct, frozen=True):
         return self.root / "secrets"
 
     @property
+    def spool_dir(self) -> Path:
+        """The durable journal of usage records on their way to the database."""
+        return self.root / "spool"
+
+    @property
     def logs_dir(self) -> Path:
         return self.root / "logs"
 

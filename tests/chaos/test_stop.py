@@ -53,15 +53,7 @@ async def test_down_answers_what_is_in_flight(installation: Installation) -> Non
 
 async def test_ctrl_c_in_the_foreground_stops_everything(installation: Installation) -> None:
     output = installation.home / "up.out"
-    with output.open("wb") as file:
-        up = subprocess.Popen(
-            [sys.executable, "-m", "embergate", "up"],
-            cwd=installation.home,
-            env=installation.environment,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
+    up = start_in_the_foreground(installation, output)
     try:
         await eventually(lambda: "Embergate is ready" in output.read_text() or up.poll() is not None, 120)
         assert up.poll() is None, output.read_text()
@@ -75,6 +67,18 @@ async def test_ctrl_c_in_the_foreground_stops_everything(installation: Installat
         up.wait()
     assert output.read_text().rstrip().endswith("Stopped.")
     assert installation.own_processes() == []
+
+
+def start_in_the_foreground(installation: Installation, output: Path) -> subprocess.Popen[bytes]:
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "embergate", "up"],
+            cwd=installation.home,
+            env=installation.environment,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
 
 
 def assert_curl_works(output: Path) -> None:

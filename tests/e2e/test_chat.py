@@ -72,9 +72,8 @@ async def test_a_second_turn_is_cached_and_every_book_says_the_same(installation
     async with ChatClient(installation.account) as client:
         questions = ["Which district is in the centre?", "And which one is last?"]
         first, second = await converse(
-            client, MODEL, "two-turns", questions, LONG_SYSTEM, stream=True, **GREEDY,
-            stream_options={"include_usage": True},
-        )  # fmt: skip
+            client, MODEL, "two-turns", questions, LONG_SYSTEM, stream=True, **GREEDY
+        )
     assert first.is_complete
     assert second.is_complete
     assert first.prompt_tokens > 200
@@ -113,7 +112,7 @@ async def test_a_revoked_token_is_refused_within_seconds(installation: Installat
         assert (await client.run(MODEL, QUESTION, **GREEDY)).status == 200
         assert installation.run("tokens", "revoke", made["id"]).returncode == 0
         async with asyncio.timeout(10):
-            while (await client.run(MODEL, QUESTION, **GREEDY)).status != 401:
+            while (await client.run(MODEL, QUESTION, **GREEDY)).status != 401:  # noqa: ASYNC110
                 await asyncio.sleep(0.3)
 
 

@@ -72,6 +72,8 @@ class ChatClient:
     async def complete(self, model: str, messages: Messages, *, session: str = "", **options: Any) -> Outcome:
         """The OpenAI surface, whole or streamed (``stream=True``)."""
         body = {"model": model, "messages": messages, **options}
+        if options.get("stream"):
+            body["stream_options"] = {"include_usage": True}
         return await self._ask(f"{self._base}/v1/chat/completions", body, session)
 
     async def _ask(self, url: str, body: dict[str, Any], session: str) -> Outcome:
