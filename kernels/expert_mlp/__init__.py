@@ -40,13 +40,13 @@ def expert_mlp(
         ``out`` or the new tensor.
 
     Raises:
-        ValueError: when the shapes do not fit, ``accumulate`` comes without ``out``, or the native form is given
-            other tensors than contiguous ones on the CPU or a ``width`` that is no multiple of 32.
+        ValueError: when the shapes do not fit, ``accumulate`` comes without ``out``, or the native form is
+            given other tensors than contiguous ones on the CPU or a ``width`` that is no multiple of 32.
     """
     if gate_up.out_features != 2 * down.in_features or gate_up.in_features != x.shape[-1]:
         raise ValueError(
-            f"gate_up {[gate_up.out_features, gate_up.in_features]} and down {[down.out_features, down.in_features]} "
-            f"do not fit x of {x.shape[-1]} columns"
+            f"gate_up {[gate_up.out_features, gate_up.in_features]} and "
+            f"down {[down.out_features, down.in_features]} do not fit x of {x.shape[-1]} columns"
         )
     if accumulate and out is None:
         raise ValueError("accumulate needs out")
@@ -62,7 +62,8 @@ def expert_mlp(
     native.expert_mlp(
         x.data_ptr(), address("weights", weights, (rows, top_k)),
         address("experts", experts, (rows, top_k), dtype=torch.int32),
-        gate_up.data.data_ptr(), down.data.data_ptr(), address("out", out, (rows, hidden)), scratch.data_ptr(),
-        rows, hidden, width, num_experts, top_k, down.bits, down.has_wide_scales, accumulate,
+        gate_up.data.data_ptr(), down.data.data_ptr(), address("out", out, (rows, hidden)),
+        scratch.data_ptr(), rows, hidden, width, num_experts, top_k, down.bits, down.has_wide_scales,
+        accumulate,
     )  # fmt: skip
     return out

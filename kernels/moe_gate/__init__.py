@@ -23,8 +23,9 @@ def moe_gate(
     """DeepSeek-V3's ``noaux_tc`` choice of experts, in float32.
 
     ``s = sigmoid(logits)``. The choice goes by ``s + bias``: with groups, a group counts the sum of its two
-    best, and only experts of the ``top_groups`` best groups may be chosen. Ties go to the lower index. The weights are
-    the chosen ``s`` (without bias), divided by ``their sum + 1e-20`` when ``normalise``, times ``scale``.
+    best, and only experts of the ``top_groups`` best groups may be chosen. Ties go to the lower index. The
+    weights are the chosen ``s`` (without bias), divided by ``their sum + 1e-20`` when ``normalise``, times
+    ``scale``.
 
     Args:
         logits: ``[tokens, experts]`` float32.

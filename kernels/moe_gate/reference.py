@@ -23,7 +23,9 @@ def moe_gate(
         grouped = choice.view(tokens, num_groups, -1)
         best_two = grouped.topk(min(2, grouped.shape[2]), dim=-1).values.sum(-1)
         kept = best_two.sort(dim=-1, descending=True, stable=True).indices[:, :top_groups]
-        allowed = torch.zeros((tokens, num_groups), dtype=torch.bool, device=logits.device).scatter_(1, kept, True)
+        allowed = torch.zeros((tokens, num_groups), dtype=torch.bool, device=logits.device).scatter_(
+            1, kept, True
+        )
         choice = choice.masked_fill(~allowed.repeat_interleave(experts // num_groups, dim=1), -torch.inf)
     chosen = choice.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     weights = scores.gather(1, chosen)

@@ -84,7 +84,9 @@ def _digest(compiler: str, sources: Sequence[Path]) -> str:
 
 def _compiler_version(compiler: str) -> str:
     try:
-        answer = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        answer = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeBuildError(f"the C compiler {compiler} does not run: {error}") from error
     return answer.stdout
@@ -104,7 +106,9 @@ def _require_own(directory: Path) -> None:
     """Refuse to load code from a directory that somebody else could write."""
     status = directory.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise NativeBuildError(f"the compile cache {directory} must belong to this user and be writable by no other")
+        raise NativeBuildError(
+            f"the compile cache {directory} must belong to this user and be writable by no other"
+        )
 
 
 @contextmanager

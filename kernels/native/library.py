@@ -63,8 +63,8 @@ def load_native(
 ) -> NativeLibrary | None:
     """Compile (once per source, flags and CPU) and load the native ops; None where that is impossible.
 
-    ``EMBERGATE_NATIVE=off`` in the environment forces None. Without a C compiler, or when it fails, one warning
-    says so and the references serve.
+    ``EMBERGATE_NATIVE=off`` in the environment forces None. Without a C compiler, or when it fails, one
+    warning says so and the references serve.
 
     Args:
         threads: upper limit of threads per op.
@@ -76,7 +76,9 @@ def load_native(
     try:
         return NativeLibrary(build_library(cache_dir or default_cache_dir()), threads)
     except NativeBuildError as error:
-        (log or logging.getLogger("kernels.native")).warning("native CPU kernels are off, torch serves: %s", error)
+        (log or logging.getLogger("kernels.native")).warning(
+            "native CPU kernels are off, torch serves: %s", error
+        )
         return None
 
 

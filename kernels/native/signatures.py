@@ -10,17 +10,17 @@ from types import MappingProxyType
 
 SIGNATURES: Mapping[str, str] = MappingProxyType(
     {
-        "packed_linear": "ppp" "iiii" "ii",
-        "packed_head_linear": "ppp" "iiiii" "ii",
-        "packed_embedding": "ppp" "iiii",
-        "rms_norm": "pppfp" "ii",
-        "silu_mul": "pp" "ii",
-        "rope": "pipp" "iiii",
-        "store_kv": "pipippp" "iiiii",
-        "store_latent": "pipipp" "iii",
-        "paged_attention": "pippppp" "fp" "iiiiiii",
-        "paged_mla_decode": "ppipppfp" "iiiiiii",
-        "moe_gate": "pppp" "iiiiiif",
-        "expert_mlp": "ppppppp" "iiiiiiii",
+        "packed_linear": "pppiiiiii",
+        "packed_head_linear": "pppiiiiiii",
+        "packed_embedding": "pppiiii",
+        "rms_norm": "pppfpii",
+        "silu_mul": "ppii",
+        "rope": "pippiiii",
+        "store_kv": "pipipppiiiii",
+        "store_latent": "pipippiii",
+        "paged_attention": "pipppppfpiiiiiii",
+        "paged_mla_decode": "ppipppfpiiiiiii",
+        "moe_gate": "ppppiiiiiif",
+        "expert_mlp": "pppppppiiiiiiii",
     }
 )

@@ -33,7 +33,8 @@ def address(
     With ``strided_rows`` the first dimension may have any stride; what follows it must be contiguous.
 
     Raises:
-        ValueError: naming ``name``, when ``x`` has another shape or dtype, is not contiguous or not on the CPU.
+        ValueError: naming ``name``, when ``x`` has another shape or dtype, is not contiguous or not on the
+            CPU.
     """
     if x is None:
         return 0

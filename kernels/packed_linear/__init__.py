@@ -1,7 +1,8 @@
 """Products with packed weights: a linear layer, one matrix per group of heads, and the embedding of tokens.
 
-``y[n] = sum_k (scale * code + minimum)[n, k] * x[k]`` with float32 activations and accumulation, ``k`` ascending. The
-order of the sum depends on nothing else, so a row of ``y`` has the same bits for every number of rows.
+``y[n] = sum_k (scale * code + minimum)[n, k] * x[k]`` with float32 activations and accumulation, ``k``
+ascending. The order of the sum depends on nothing else, so a row of ``y`` has the same bits for every
+number of rows.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ def packed_linear(
         x: ``[rows, in_features]`` float32.
         weight: the packed ``W``.
         out: ``[rows, out_features]`` float32, contiguous, to write into; a new tensor when None.
-        accumulate: add to ``out`` (a residual, say) instead of overwriting it; the native form starts each sum
-            from ``out``.
+        accumulate: add to ``out`` (a residual, say) instead of overwriting it; the native form starts each
+            sum from ``out``.
 
     Returns:
         ``out`` or the new tensor.
 
     Raises:
-        ValueError: when the shapes do not fit, ``accumulate`` comes without ``out``, or the native form is given
-            other tensors than contiguous float32 ones on the CPU.
+        ValueError: when the shapes do not fit, ``accumulate`` comes without ``out``, or the native form is
+            given other tensors than contiguous float32 ones on the CPU.
     """
     if x.shape[-1] != weight.in_features:
         raise ValueError(f"x has {x.shape[-1]} columns, the weight {weight.in_features}")
@@ -77,7 +78,9 @@ def packed_head_linear(
     """
     tokens, heads, columns = x.shape
     if columns != weight.in_features or heads % groups or weight.out_features % groups:
-        raise ValueError(f"{groups} groups of a weight of {weight.out_features} rows do not fit {list(x.shape)}")
+        raise ValueError(
+            f"{groups} groups of a weight of {weight.out_features} rows do not fit {list(x.shape)}"
+        )
     if native is None:
         return reference.packed_head_linear(x, weight, groups)
     width = weight.out_features // groups
@@ -85,13 +88,15 @@ def packed_head_linear(
         raise ValueError(f"each group needs a multiple of {TILE} rows, not {width}")
     out = torch.empty((tokens, heads, width))
     native.packed_head_linear(
-        address("x", x, x.shape), weight.data.data_ptr(), out.data_ptr(), tokens, heads, columns, width, groups,
-        weight.bits, weight.has_wide_scales,
+        address("x", x, x.shape), weight.data.data_ptr(), out.data_ptr(), tokens, heads, columns, width,
+        groups, weight.bits, weight.has_wide_scales,
     )  # fmt: skip
     return out
 
 
-def packed_embedding(token_ids: Tensor, weight: PackedWeight, *, native: NativeLibrary | None = None) -> Tensor:
+def packed_embedding(
+    token_ids: Tensor, weight: PackedWeight, *, native: NativeLibrary | None = None
+) -> Tensor:
     """Dequantise one row of ``weight`` per token.
 
     Args:

@@ -12,7 +12,8 @@ from kernels.packed_linear.weight import GROUP, PackedWeight
 
 @dataclass(frozen=True, slots=True)
 class LinearCase:
-    """A weight ``[out_features, in_features]`` held in ``bits``; ``is_wide``: scales that float16 cannot hold."""
+    """A weight ``[out_features, in_features]`` held in ``bits``; ``is_wide``: scales that float16 cannot
+    hold."""
 
     name: str
     out_features: int

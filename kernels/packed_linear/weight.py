@@ -22,12 +22,12 @@ Bits = Literal[4, 8, 16, 32]
 class PackedWeight:
     """A matrix ``[out_features, in_features]`` in tiles of 32 rows.
 
-    With ``bits`` 4 or 8, ``w = scale * code + minimum`` with one scale and minimum per row and 32 columns; with 16
-    the values are bfloat16, with 32 float32. ``data`` is int32 and contiguous:
+    With ``bits`` 4 or 8, ``w = scale * code + minimum`` with one scale and minimum per row and 32 columns;
+    with 16 the values are bfloat16, with 32 float32. ``data`` is int32 and contiguous:
 
-    - 4, 8: ``[tiles, in / 32, header + 32 * bits]``. The header has the 32 rows' scales, then their minima, as
-      float16 (32 words) or float32 (64 words, ``has_wide_scales``); then word ``32 * i + row`` holds the codes of
-      columns ``i * 32 / bits ...``, lowest bits first.
+    - 4, 8: ``[tiles, in / 32, header + 32 * bits]``. The header has the 32 rows' scales, then their minima,
+      as float16 (32 words) or float32 (64 words, ``has_wide_scales``); then word ``32 * i + row`` holds the
+      codes of columns ``i * 32 / bits ...``, lowest bits first.
     - 16: ``[tiles, in / 2, 32]``, the even column in the low half. 32: ``[tiles, in, 32]``.
 
     Rows that pad the last tile are zero.
@@ -44,8 +44,9 @@ class PackedWeight:
         """Pack affine blocks.
 
         Args:
-            codes: ``[out, in]`` uint8, each below ``2 ** bits``. Signed formats add ``2 ** (bits - 1)`` to the
-                code and subtract as many scales from the minimum (Q8_0: ``-128 * d``; symmetric INT4: ``-8 * s``).
+            codes: ``[out, in]`` uint8, each below ``2 ** bits``. Signed formats add ``2 ** (bits - 1)`` to
+                the code and subtract as many scales from the minimum (Q8_0: ``-128 * d``; symmetric INT4:
+                ``-8 * s``).
             scales, minima: ``[out, in / 32]``; kept as float16 when that loses nothing, else as float32.
 
         Raises:
@@ -61,7 +62,9 @@ class PackedWeight:
         header = torch.stack((_tiled(scales.float()), _tiled(minima.float())), dim=2)
         narrow = header.half()
         has_wide_scales = not torch.equal(narrow.float(), header)
-        words = (header if has_wide_scales else narrow).contiguous().view(torch.int32).reshape(tiles, groups, -1)
+        words = (
+            (header if has_wide_scales else narrow).contiguous().view(torch.int32).reshape(tiles, groups, -1)
+        )
         lanes = _tiled(codes, GROUP).view(tiles, groups, GROUP // per_word, per_word, TILE)
         packed = torch.zeros((tiles, groups, GROUP // per_word, TILE), dtype=torch.int32)
         for place in range(per_word):
@@ -142,14 +145,15 @@ class PackedWeight:
         words = data[:, :, header_words:].reshape(tiles, scales.shape[1], -1, 1, TILE)
         shifts = torch.arange(0, 32, self.bits, dtype=torch.int32).view(-1, 1)
         codes = (words >> shifts & (2**self.bits - 1)).flatten(2, 3)
-        return (scales.double() * codes + minima.double()).float().flatten(1, 2)
+        wide: Tensor = scales.double() * codes + minima.double()
+        return wide.float().flatten(1, 2)
 
 
 def _tiled(matrix: Tensor, columns: int = 1) -> Tensor:
     """``[out, in]`` to ``[tiles, in / columns, (columns,) 32]``, the last tile padded with zeros."""
     rows, width = matrix.shape
-    padded = pad(matrix, (0, 0, 0, -rows % TILE)).view(-1, TILE, width // columns, columns)
-    tiled = padded.permute(0, 2, 3, 1)
+    padded: Tensor = pad(matrix, (0, 0, 0, -rows % TILE))
+    tiled = padded.view(-1, TILE, width // columns, columns).permute(0, 2, 3, 1)
     return tiled.squeeze(2) if columns == 1 else tiled.contiguous()
 
 

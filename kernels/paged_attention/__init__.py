@@ -22,9 +22,9 @@ def paged_attention(
 ) -> Tensor:
     """``softmax(scale * q k^T) v`` of a mixed batch of decodes and prefill chunks.
 
-    Sequence ``s`` has the queries ``query_starts[s] .. query_starts[s+1]-1``; they are its last tokens, and the
-    keys and values of all its ``kv_lens[s]`` tokens are in the cache already. Query ``i`` of ``n`` sees the keys
-    ``0 .. kv_lens[s] - n + i``. Query head ``h`` reads KV head ``h * kv_heads // heads``.
+    Sequence ``s`` has the queries ``query_starts[s] .. query_starts[s+1]-1``; they are its last tokens, and
+    the keys and values of all its ``kv_lens[s]`` tokens are in the cache already. Query ``i`` of ``n`` sees
+    the keys ``0 .. kv_lens[s] - n + i``. Query head ``h`` reads KV head ``h * kv_heads // heads``.
 
     Args:
         query: ``[tokens, heads, head_dim]``; tokens may be strided.
@@ -46,7 +46,9 @@ def paged_attention(
     blocks, kv_heads, key_dim, block_size = key_cache.shape
     value_dim = value_cache.shape[3]
     if key_dim != dim or heads % kv_heads or value_cache.shape[:3] != (blocks, kv_heads, block_size):
-        raise ValueError(f"caches {list(key_cache.shape)}, {list(value_cache.shape)} do not fit {list(query.shape)}")
+        raise ValueError(
+            f"caches {list(key_cache.shape)}, {list(value_cache.shape)} do not fit {list(query.shape)}"
+        )
     if native is None:
         return reference.paged_attention(
             query, key_cache, value_cache, block_tables, query_starts, kv_lens, scale
@@ -57,8 +59,8 @@ def paged_attention(
     out = torch.empty((tokens, heads, value_dim))
     native.paged_attention(
         address("query", query, query.shape, strided_rows=True), query.stride(0),
-        address("key_cache", key_cache, key_cache.shape), address("value_cache", value_cache, value_cache.shape),
-        address("block_tables", block_tables, block_tables.shape, dtype=torch.int32),
+        address("key_cache", key_cache, key_cache.shape), address("value_cache", value_cache,
+        value_cache.shape), address("block_tables", block_tables, block_tables.shape, dtype=torch.int32),
         address("query_starts", query_starts, (sequences + 1,), dtype=torch.int32),
         address("kv_lens", kv_lens, (sequences,), dtype=torch.int32),
         scale, out.data_ptr(), sequences, max_blocks, heads, kv_heads, dim, value_dim, block_size,

@@ -10,7 +10,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """The tensors of :func:`kernels.paged_attention.paged_attention`, caches poisoned outside the contexts."""
+    """The tensors of :func:`kernels.paged_attention.paged_attention`, caches poisoned outside the
+    contexts."""
 
     query: Tensor
     key_cache: Tensor

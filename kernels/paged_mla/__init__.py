@@ -1,9 +1,9 @@
 """Multi-head latent attention over the paged latent cache: absorbed decode, and the gather for prefill.
 
-The cache holds per token a latent ``c`` and a rotated rope key (``[blocks, block_size, latent + rope]``). Decode
-never expands it: queries come already multiplied by ``W_UK`` and the result is a weighted sum of latents, which the
-caller multiplies by ``W_UV`` (DeepSeek-V2, section 2.1). Prefill gathers the context, lets the caller expand it
-and runs :func:`kernels.paged_attention.causal_attention`.
+The cache holds per token a latent ``c`` and a rotated rope key (``[blocks, block_size, latent + rope]``).
+Decode never expands it: queries come already multiplied by ``W_UK`` and the result is a weighted sum of
+latents, which the caller multiplies by ``W_UV`` (DeepSeek-V2, section 2.1). Prefill gathers the context,
+lets the caller expand it and runs :func:`kernels.paged_attention.causal_attention`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def paged_mla_decode(
     """``sum_j softmax_j(scale * (q_latent . c_j + q_rope . k_j)) c_j`` for one query token per sequence.
 
     Args:
-        query_latent: ``[sequences, heads, latent]``; None where the model has no part of its scores in the latent
-            (``qk_nope_head_dim`` 0), which are then left out.
+        query_latent: ``[sequences, heads, latent]``; None where the model has no part of its scores in the
+            latent (``qk_nope_head_dim`` 0), which are then left out.
         query_rope: ``[sequences, heads, rope / rope_groups]``; sequences may be strided.
         cache: ``[blocks, block_size, latent + rope]``.
         block_tables: ``[sequences, max_blocks]`` int32, contiguous.
@@ -43,11 +43,11 @@ def paged_mla_decode(
         ``[sequences, heads, latent]``, contiguous.
 
     Raises:
-        ValueError: when shapes do not fit together, or the native form is given other tensors than float32 ones on
-            the CPU or widths (latent, part of the rope key) that are no multiples of 32.
+        ValueError: when shapes do not fit together, or the native form is given other tensors than float32
+            ones on the CPU or widths (latent, part of the rope key) that are no multiples of 32.
     """
     sequences, heads, part = query_rope.shape
-    blocks, block_size, width = cache.shape
+    _, block_size, width = cache.shape
     latent = width - part * rope_groups
     if latent <= 0 or heads % rope_groups:
         raise ValueError(f"a cache of width {width} does not fit {rope_groups} rope groups of {part}")
@@ -72,7 +72,8 @@ def paged_mla_decode(
 
 
 def gather_latent(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
-    """The first ``length`` rows ``[length, latent + rope]`` of one sequence, contiguous, for expansion in prefill.
+    """The first ``length`` rows ``[length, latent + rope]`` of one sequence, contiguous, for expansion in
+    prefill.
 
     ``block_table`` is ``[max_blocks]`` int32; its first ``ceil(length / block_size)`` entries are read.
     """

@@ -28,10 +28,12 @@ def rope(
     """
     tokens, heads, dim = x.shape
     if cos.shape != (tokens, dim // 2) or sin.shape != cos.shape or dim % 2:
-        raise ValueError(f"cos and sin must be [{tokens}, {dim // 2}], not {list(cos.shape)}, {list(sin.shape)}")
+        raise ValueError(
+            f"cos and sin must be [{tokens}, {dim // 2}], not {list(cos.shape)}, {list(sin.shape)}"
+        )
     if native is None:
         return reference.rope(x, cos, sin, interleaved=interleaved)
     at = address("x", x, x.shape, strided_rows=True)
-    native.rope(at, x.stride(0), address("cos", cos, cos.shape), address("sin", sin, cos.shape), tokens, heads,
-                dim, interleaved)  # fmt: skip
+    native.rope(at, x.stride(0), address("cos", cos, cos.shape), address("sin", sin, cos.shape), tokens,
+                heads, dim, interleaved)  # fmt: skip
     return None

@@ -1,7 +1,7 @@
 """Writing keys and values, or latents, of new tokens into the paged cache.
 
-Layouts. Keys: ``[blocks, kv_heads, head_dim, block_size]``, so that the tokens of a block lie along the vector
-lanes when scores are computed. Values: ``[blocks, kv_heads, block_size, head_dim]``. Latents (MLA):
+Layouts. Keys: ``[blocks, kv_heads, head_dim, block_size]``, so that the tokens of a block lie along the
+vector lanes when scores are computed. Values: ``[blocks, kv_heads, block_size, head_dim]``. Latents (MLA):
 ``[blocks, block_size, latent + rope]``. A slot is ``block * block_size + offset``.
 """
 
@@ -39,14 +39,16 @@ def store_kv(
     blocks, _, _, block_size = key_cache.shape
     value_dim = value.shape[2]
     if key_cache.shape[1:3] != (heads, dim) or value_cache.shape != (blocks, heads, block_size, value_dim):
-        raise ValueError(f"caches {list(key_cache.shape)}, {list(value_cache.shape)} do not fit {list(key.shape)}")
+        raise ValueError(
+            f"caches {list(key_cache.shape)}, {list(value_cache.shape)} do not fit {list(key.shape)}"
+        )
     if native is None:
         return reference.store_kv(key, value, key_cache, value_cache, slots)
     native.store_kv(
         address("key", key, key.shape, strided_rows=True), key.stride(0),
         address("value", value, (tokens, heads, value_dim), strided_rows=True), value.stride(0),
-        address("key_cache", key_cache, key_cache.shape), address("value_cache", value_cache, value_cache.shape),
-        slots.data_ptr(), tokens, heads, dim, value_dim, block_size,
+        address("key_cache", key_cache, key_cache.shape), address("value_cache", value_cache,
+        value_cache.shape), slots.data_ptr(), tokens, heads, dim, value_dim, block_size,
     )  # fmt: skip
     return None
 
@@ -68,7 +70,9 @@ def store_latent(
     tokens, width = latent.shape
     rope_width = rope_key.shape[1]
     if cache.shape[2] != width + rope_width or rope_key.shape[0] != tokens:
-        raise ValueError(f"cache {list(cache.shape)} does not fit latents of {width} and rope keys of {rope_width}")
+        raise ValueError(
+            f"cache {list(cache.shape)} does not fit latents of {width} and rope keys of {rope_width}"
+        )
     if native is None:
         return reference.store_latent(latent, rope_key, cache, slots)
     native.store_latent(

@@ -1,4 +1,4 @@
-"""The native library, compiled once per test run into the run's own cache."""
+"""The native library, and outputs that show what was not written."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from kernels.native import NativeLibrary
-from kernels.native.build import build_library
+from kernels.native.build import build_library, default_cache_dir
 
 
 @pytest.fixture(scope="session")
-def library_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library_path() -> Path:
+    """Compiled once, in the user's own cache."""
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         pytest.skip("no C compiler on this machine")
-    return build_library(tmp_path_factory.mktemp("native"))
+    return build_library(default_cache_dir())
 
 
 @pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"])

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 import torch
+
 from kernels.native import NativeLibrary
 from kernels.paged_attention import causal_attention, paged_attention
 from kernels.paged_attention.cases import CASES, AttentionCase, AttentionInputs
 from kernels.paged_mla import gather_latent, paged_mla_decode
 from kernels.paged_mla.cases import CASES as MLA_CASES
 from kernels.paged_mla.cases import MlaCase
-
 from tests.kernels.poison import assert_close, surrounded
 
 
@@ -25,7 +25,7 @@ def by_hand(inputs: AttentionInputs, token: int, head: int) -> torch.Tensor:
     """One query's attention from the definition, in float64."""
     sequence = int(torch.searchsorted(inputs.query_starts, token, right=True)) - 1
     seen = int(inputs.kv_lens[sequence]) - (int(inputs.query_starts[sequence + 1]) - 1 - token)
-    blocks, kv_heads, _, size = inputs.key_cache.shape
+    _, kv_heads, _, size = inputs.key_cache.shape
     kv_head = head * kv_heads // inputs.query.shape[1]
     places = [(int(inputs.block_tables[sequence, j // size]), j % size) for j in range(seen)]
     keys = torch.stack([inputs.key_cache[block, kv_head, :, at] for block, at in places]).double()
@@ -50,7 +50,9 @@ def test_the_reference_follows_the_definition(case: AttentionCase) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_token_has_the_same_bits_however_its_prompt_is_cut(case: AttentionCase, native: NativeLibrary) -> None:
+def test_a_token_has_the_same_bits_however_its_prompt_is_cut(
+    case: AttentionCase, native: NativeLibrary
+) -> None:
     """Every query alone, as a decode over its own context, against the mixed batch."""
     inputs = case.inputs()
     together = run(inputs, native)
@@ -134,7 +136,12 @@ def test_mla_is_attention_over_latents() -> None:
     inputs = case.inputs()
     assert inputs.query_latent is not None
     result = paged_mla_decode(
-        inputs.query_latent, inputs.query_rope, inputs.cache, inputs.block_tables, inputs.kv_lens, inputs.scale
+        inputs.query_latent,
+        inputs.query_rope,
+        inputs.cache,
+        inputs.block_tables,
+        inputs.kv_lens,
+        inputs.scale,
     )
     for row, length in enumerate(case.lengths):
         keys = gather_latent(inputs.cache, inputs.block_tables[row], length)[:, None]
@@ -146,7 +153,9 @@ def test_mla_is_attention_over_latents() -> None:
 def test_mla_widths_are_checked(native: NativeLibrary) -> None:
     inputs = MlaCase("narrow", 2, 40, 8, 1, False, 16, (3,)).inputs()
     with pytest.raises(ValueError, match="must be multiples of 32"):
-        paged_mla_decode(None, inputs.query_rope, inputs.cache, inputs.block_tables, inputs.kv_lens, 1.0, native=native)
+        paged_mla_decode(
+            None, inputs.query_rope, inputs.cache, inputs.block_tables, inputs.kv_lens, 1.0, native=native
+        )
     with pytest.raises(ValueError, match="does not fit 2 rope groups"):
         paged_mla_decode(
             None, torch.zeros(1, 2, 32), inputs.cache, inputs.block_tables, inputs.kv_lens, 1.0, rope_groups=2

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from kernels.native import NativeLibrary
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope import rope
 from kernels.silu_mul import silu_mul
-
 from tests.kernels.poison import assert_close, surrounded
 
 
@@ -56,7 +56,9 @@ def test_rope_of_a_slice(interleaved: bool, dim: int, tokens: int, native: Nativ
     fused = torch.randn(tokens, 4 * dim + 5)
     angles = torch.randn(tokens, dim // 2) * 10
     expected = fused.clone()
-    rope(expected[:, 3 : 3 + 4 * dim].view(tokens, 4, dim), angles.cos(), angles.sin(), interleaved=interleaved)
+    rope(
+        expected[:, 3 : 3 + 4 * dim].view(tokens, 4, dim), angles.cos(), angles.sin(), interleaved=interleaved
+    )
     actual = surrounded(fused)
     part = actual[:, 3 : 3 + 4 * dim].view(tokens, 4, dim)
     rope(part, angles.cos(), angles.sin(), interleaved=interleaved, native=native)

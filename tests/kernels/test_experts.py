@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from kernels.expert_mlp import expert_mlp
 from kernels.expert_mlp.cases import CASES as EXPERT_CASES
 from kernels.expert_mlp.cases import ExpertCase
 from kernels.moe_gate import moe_gate
 from kernels.moe_gate.cases import CASES, GateCase
 from kernels.native import NativeLibrary
-
 from tests.kernels.poison import assert_close, surrounded
 
 
-def choose(case: GateCase, logits: torch.Tensor, bias: torch.Tensor | None, native: NativeLibrary | None) -> tuple[torch.Tensor, torch.Tensor]:
+def choose(
+    case: GateCase, logits: torch.Tensor, bias: torch.Tensor | None, native: NativeLibrary | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     return moe_gate(
         logits, bias, case.top_k, num_groups=case.num_groups, top_groups=case.top_groups,
         normalise=case.normalise, scale=case.scale, native=native,
@@ -24,7 +26,9 @@ def choose(case: GateCase, logits: torch.Tensor, bias: torch.Tensor | None, nati
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("tokens", [1, 40])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_gate_native_equals_the_reference(case: GateCase, tokens: int, has_bias: bool, native: NativeLibrary) -> None:
+def test_gate_native_equals_the_reference(
+    case: GateCase, tokens: int, has_bias: bool, native: NativeLibrary
+) -> None:
     logits = torch.randn(tokens, case.experts)
     bias = torch.randn(case.experts) * 0.3 if has_bias else None
     weights, chosen = choose(case, surrounded(logits), bias, native)
@@ -69,7 +73,9 @@ def test_experts_native_equals_the_reference(case: ExpertCase, tokens: int, nati
     (x, weights, experts), (gate_up, down) = routed(case, tokens), case.packed()
     result = expert_mlp(surrounded(x), weights, experts, gate_up, down, case.num_experts, native=native)
     assert_close(result, expert_mlp(x, weights, experts, gate_up, down, case.num_experts))
-    alone = expert_mlp(x[:1].clone(), weights[:1], experts[:1], gate_up, down, case.num_experts, native=native)
+    alone = expert_mlp(
+        x[:1].clone(), weights[:1], experts[:1], gate_up, down, case.num_experts, native=native
+    )
     assert torch.equal(alone, result[:1])
 
 

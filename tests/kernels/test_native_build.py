@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from kernels.native import CompilerMissingError, NativeBuildError, NativeLibrary, load_native
 from kernels.native import build as build_module
 from kernels.native.build import build_library, default_cache_dir
@@ -25,7 +26,7 @@ def compiler_script(directory: Path, body: str) -> Path:
 def test_a_second_build_compiles_nothing(library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_module, "_compile", None)
     assert build_library(library_path.parent) == library_path
-    assert [path.suffix for path in sorted(library_path.parent.iterdir())] == [".lock", ".so"]
+    assert not list(library_path.parent.glob("build-*"))
 
 
 @pytest.mark.slow
@@ -58,16 +59,21 @@ def test_without_a_compiler_one_line_says_so(
 
 
 def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = compiler_script(tmp_path, '[ "$1" = --version ] && exit 0\necho "x.c:1: error: no such thing" >&2; exit 1')
+    script = compiler_script(
+        tmp_path, '[ "$1" = --version ] && exit 0\necho "x.c:1: error: no such thing" >&2; exit 1'
+    )
     monkeypatch.setenv("CC", str(script))
     with pytest.raises(NativeBuildError, match=r"compiler failed: x\.c:1: error: no such thing"):
         build_library(tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*.so"))
 
 
-def test_flags_the_compiler_does_not_know_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler without OpenMP and -march=native still gives a library with the same bits on one thread."""
-    body = 'for arg; do case "$arg" in -fopenmp|-march=native) echo "error: unknown" >&2; exit 1;; esac; done\nexec cc "$@"'
+def test_flags_the_compiler_does_not_know_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler without OpenMP and -march=native still gives a library."""
+    refused = "-fopenmp|-march=native) echo 'error: unknown' >&2; exit 1;;"
+    body = f'for arg; do case "$arg" in {refused} esac; done\nexec cc "$@"'
     monkeypatch.setenv("CC", str(compiler_script(tmp_path, body)))
     portable = NativeLibrary(build_library(tmp_path / "cache"), 2)
     x = torch.randn(40, 576)

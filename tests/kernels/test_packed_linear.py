@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from kernels.native import NativeLibrary
 from kernels.packed_linear import packed_embedding, packed_head_linear, packed_linear
 from kernels.packed_linear.cases import EDGES, HEAD, ROWS, SMOLLM2, LinearCase
-
 from tests.kernels.poison import assert_close, surrounded
 
 ALL = (*SMOLLM2, *EDGES)
@@ -30,7 +30,11 @@ def test_a_row_has_the_same_bits_in_every_batch(case: LinearCase, native: Native
 @pytest.mark.parametrize("case", EDGES, ids=lambda case: case.name)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_accumulating_continues_the_sum(case: LinearCase, rows: int, native: NativeLibrary) -> None:
-    weight, x, start = case.weight(), torch.randn(rows, case.in_features), torch.randn(rows, case.out_features)
+    weight, x, start = (
+        case.weight(),
+        torch.randn(rows, case.in_features),
+        torch.randn(rows, case.out_features),
+    )
     out = surrounded(start)
     assert packed_linear(x, weight, out=out, accumulate=True, native=native) is out
     assert_close(out, start + packed_linear(x, weight))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from kernels.packed_linear import PackedWeight
 from kernels.packed_linear.cases import EDGES, SMOLLM2, LinearCase
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from kernels.native import NativeLibrary
 from kernels.store_kv import store_kv, store_latent
 
@@ -37,6 +38,12 @@ def test_latents_land_in_their_slots(tokens: int, native: NativeLibrary) -> None
 def test_caches_of_another_shape_are_refused() -> None:
     slots = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="do not fit"):
-        store_kv(torch.zeros(1, 3, 64), torch.zeros(1, 3, 64), torch.zeros(5, 3, 16, 64), torch.zeros(5, 3, 16, 64), slots)
+        store_kv(
+            torch.zeros(1, 3, 64),
+            torch.zeros(1, 3, 64),
+            torch.zeros(5, 3, 16, 64),
+            torch.zeros(5, 3, 16, 64),
+            slots,
+        )
     with pytest.raises(ValueError, match="does not fit"):
         store_latent(torch.zeros(1, 96), torch.zeros(1, 32), torch.zeros(5, 16, 127), slots)
