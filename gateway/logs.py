@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import msgspec
 
@@ -67,7 +68,13 @@ def configure_logging(level: str) -> None:
 
 def timestamp(seconds: float) -> str:
     """RFC 3339 in UTC with milliseconds."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    whole, millis = divmod(int(seconds * 1000), 1000)
+    return f"{_second(whole)}.{millis:03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")[: -len("+00:00")]
 
 
 class AccessLog:

@@ -44,7 +44,7 @@ class Telemetry:
         self._clock = clock
 
     def started(self, call: Call) -> None:
-        self.metrics.in_flight.inc()
+        self.metrics.num_in_flight += 1
         if self._tracing is not None:
             self._tracing.start(call)
 
@@ -62,13 +62,13 @@ class Telemetry:
 
     def refused(self, reason: Reason) -> None:
         if reason.status == 429:
-            self.metrics.rate_limited.labels(reason.word).inc()
+            self.metrics.count_rate_limited(reason.word)
 
     def ended(self, call: Call) -> None:
         """The call's exchange was answered and its record, if any, made."""
         duration_s = self._clock() - call.started_at
         metrics, record = self.metrics, call.record
-        metrics.in_flight.dec()
+        metrics.num_in_flight -= 1
         metrics.count_request(call.surface.name, call.model_id, call.http_status)
         if record is not None:
             metrics.count_record(record, call.charge, call.predicted_cached_tokens)
