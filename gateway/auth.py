@@ -9,7 +9,6 @@ it.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 from collections import OrderedDict
 from collections.abc import Callable
@@ -115,13 +114,7 @@ class SaltMaker:
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
-        self._salts: dict[str, str] = {}
 
     def salt_for(self, account_id: str) -> str:
         """64 hexadecimal characters; the same for an account for as long as the server secret lives."""
-        salt = self._salts.get(account_id)
-        if salt is None:
-            message = framed(_SALT_DOMAIN, account_id.encode())
-            salt = hmac.new(self._secret, message, hashlib.sha256).hexdigest()
-            self._salts[account_id] = salt
-        return salt
+        return hmac.digest(self._secret, framed(_SALT_DOMAIN, account_id.encode()), "sha256").hex()
