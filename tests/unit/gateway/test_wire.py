@@ -130,11 +130,9 @@ def test_tool_choice_objects_without_tools_are_refused() -> None:
 
 def test_usage_with_neurons_replaces_nothing_else() -> None:
     usage = encode_usage(TokenUsage.of(prompt=147, completion=16), 17_727)
-    completion = b'{"id":"x","choices":[{"message":{"content":"\\u00e9 1.0 1e3"}}],"big":12345678901234567890,"usage":{}}'
-    merged = with_usage(completion, usage)
-    assert merged.startswith(
-        b'{"id":"x","choices":[{"message":{"content":"\\u00e9 1.0 1e3"}}],"big":1234567890123'
-    )
+    untouched = b'{"id":"x","choices":[{"text":"\\u00e9 1.0 1e3"}],"big":12345678901234567890'
+    merged = with_usage(untouched + b',"usage":{}}', usage)
+    assert merged.startswith(untouched)
     assert json.loads(merged)["usage"] == {
         "prompt_tokens": 147,
         "completion_tokens": 16,
