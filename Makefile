@@ -115,3 +115,7 @@ arch: ## Check who imports whom.
 
 docs: $(VENV)/.installed ## Write the pages that are made from the code.
 	$(BIN)/python -m embergate.config_reference config.yaml docs/config.md
+	{ echo '# Decisions'; echo; echo 'Choices that a reader would wonder about, half a page each.'; echo; \
+	    for page in docs/decisions/[0-9]*.md; do \
+	        sed -n "1s|^# \(.*\)|- [\1]($$(basename $$page))|p" $$page; \
+	    done; } > docs/decisions/README.md
