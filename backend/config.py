@@ -33,9 +33,14 @@ class CacheConfig(_Section, frozen=True):
 
 
 class SchedulerConfig(_Section, frozen=True):
-    """Budgets of one engine step and of the admission queue."""
+    """Budgets of one engine step and of the admission queue.
+
+    ``max_mixed_step_s``: prefill beside sequences that decode is cut so that a step takes about this long;
+    0 is no such limit.
+    """
 
     max_tokens_per_step: int = 512
+    max_mixed_step_s: float = 0.15
     max_running: int = 32
     max_waiting: int = 256
     max_queue_wait_s: float = 60.0

@@ -18,6 +18,7 @@ from torch import Tensor
 from backend.config import BackendConfig, CacheConfig
 from backend.engine.block_pool import BlockPool
 from backend.engine.messages import EngineInfo, EngineStats, RefusalCode, SequenceRequest, TokenOutput
+from backend.engine.pace import PrefillPace
 from backend.engine.prefix_cache import PrefixCache
 from backend.engine.sampler import Sampled, Sampler
 from backend.engine.scheduler import RefusedError, Scheduler, SchedulerLimits, Step
@@ -135,6 +136,7 @@ class Engine:
         self._pool = BlockPool(num_blocks, self._cache)
         self._scheduler = Scheduler(self._limits, self._pool, self._cache)
         self._sampler = Sampler(draw_seed)
+        self._pace = PrefillPace(limits.max_mixed_step_s)
         self._outputs: list[TokenOutput] = []
         self._num_requests = self._num_aborts = self._num_refusals = self._num_steps = 0
         self._num_failures_in_a_row = 0
@@ -169,7 +171,7 @@ class Engine:
         self._expire(started_at_s)
         if not self._scheduler.has_work:
             return
-        step = self._scheduler.plan()
+        step = self._scheduler.plan(self._pace.allowance())
         for sequence in step.sequences:
             if sequence.queue_wait_s is None:
                 sequence.queue_wait_s = started_at_s - sequence.arrived_at_s
@@ -178,7 +180,9 @@ class Engine:
         for sequence, row in zip(step.rows, sampled, strict=True):
             self._put_token(sequence, row)
         self._num_steps += 1
-        self._busy_s += self._clock_s() - started_at_s
+        step_s = self._clock_s() - started_at_s
+        self._pace.observe(step.plan.num_tokens, step_s)
+        self._busy_s += step_s
 
     def take_outputs(self) -> list[TokenOutput]:
         """What happened since the last call, in order."""

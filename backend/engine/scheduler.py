@@ -189,10 +189,16 @@ class Scheduler:
             self._end(sequence, "error")
         return expired
 
-    def plan(self) -> Step:
-        """Choose what to compute next. Has at least one chunk whenever there is work."""
+    def plan(self, max_prefill_beside_decodes: int | None = None) -> Step:
+        """Choose what to compute next. Has at least one chunk whenever there is work.
+
+        Args:
+            max_prefill_beside_decodes: at most so many prefill tokens in a step that also decodes.
+        """
         step = _StepBuilder(self.limits.max_tokens_per_step)
         prefilling = self._plan_decodes(step)
+        if step.chunks and max_prefill_beside_decodes is not None:
+            step.budget = min(step.budget, max_prefill_beside_decodes)
         for sequence in prefilling:
             if step.budget == 0:
                 break

@@ -80,6 +80,17 @@ def test_decodes_come_first_and_prefill_takes_the_rest_of_the_budget() -> None:
     assert step.rows == step.sequences[:1]
 
 
+def test_prefill_beside_decodes_can_be_cut_short_and_alone_is_not() -> None:
+    house = House.of(max_tokens_per_step=40, max_running=4)
+    house.add(1, prompt_of(30), max_tokens=20)
+    assert house.scheduler.plan(8).plan.num_tokens == 30
+    house = House.of(max_tokens_per_step=40, max_running=4)
+    house.add(1, prompt_of(5), max_tokens=20)
+    house.step()
+    house.add(2, prompt_of(30, salt=1))
+    assert [len(chunk.token_ids) for chunk in house.scheduler.plan(8).plan.chunks] == [1, 8]
+
+
 def test_a_long_prompt_is_computed_in_chunks_once() -> None:
     house = House.of(max_tokens_per_step=16)
     sequence = house.add(1, prompt_of(40), max_tokens=1)

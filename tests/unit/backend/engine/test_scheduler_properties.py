@@ -11,7 +11,7 @@ from backend.engine.block_pool import BlockPool
 from backend.engine.messages import SamplingParams, SequenceRequest
 from backend.engine.prefix_cache import PrefixCache
 from backend.engine.scheduler import RefusedError, Scheduler, SchedulerLimits, Step
-from backend.engine.sequence import Sequence
+from backend.engine.sequence import Sequence, SequenceStatus
 from tests.support.fake_model import FakeModel, alone
 
 NUM_RUNS = 300
@@ -72,7 +72,13 @@ class Life:
         self.sequences.append(sequence)
 
     def step(self) -> Step:
-        step = self.scheduler.plan()
+        allowance = self.rng.choice([None, 1, 5])
+        decoding = {s.sequence_id for s in self.sequences if s.status is SequenceStatus.RUNNING}
+        decoding &= {s.sequence_id for s in self.sequences if s.num_uncomputed_tokens == 1}
+        step = self.scheduler.plan(allowance)
+        num_decodes = sum(1 for s in step.sequences if s.sequence_id in decoding)
+        if allowance is not None and num_decodes:
+            assert step.plan.num_tokens <= num_decodes + allowance
         self.check_plan(step)
         tokens = [self.model.next_token(state) for state in self.model.run(step.plan)]
         self.scheduler.commit(step, tokens)
