@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from billing.spool import SpoolError
@@ -38,11 +39,12 @@ class MeteringUnavailableError(RuntimeError):
 
 
 class _Pending:
-    __slots__ = ("done", "record")
+    __slots__ = ("committed_at", "done", "record")
 
-    def __init__(self, record: UsageRecord, done: asyncio.Future[None]) -> None:
+    def __init__(self, record: UsageRecord, done: asyncio.Future[None], committed_at: float) -> None:
         self.record = record
         self.done = done
+        self.committed_at = committed_at
 
 
 class UsageJournal:
@@ -54,9 +56,9 @@ class UsageJournal:
         self._sink = sink
         self._config = config
         self._observe = observe
-        self._arrived = threading.Condition()
-        self._pending: list[_Pending] = []
-        self._num_unfinished = 0
+        self._arrived: SimpleQueue[_Pending | None] = SimpleQueue()  # None: stop when all before it is done
+        self._unfinished: set[_Pending] = set()
+        self._watch: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -72,21 +74,22 @@ class UsageJournal:
         thread = self._thread
         if thread is None:
             return
-        with self._arrived:
-            self._is_stopping = True
-            self._arrived.notify()
+        self._is_stopping = True
+        self._arrived.put(None)
         await asyncio.to_thread(thread.join)
         self._thread = None
+        if self._watch is not None:
+            self._watch.cancel()
 
     @property
     def num_pending(self) -> int:
         """Records on their way to the disk."""
-        return self._num_unfinished
+        return len(self._unfinished)
 
     @property
     def is_full(self) -> bool:
         """Whether new requests should be refused, because their records would be."""
-        return self._num_unfinished >= self._config.max_pending
+        return len(self._unfinished) >= self._config.max_pending
 
     async def commit(self, record: UsageRecord) -> None:
         """Return when ``record`` is durable.
@@ -99,44 +102,49 @@ class UsageJournal:
         loop = self._loop
         if loop is None or self._is_stopping:
             raise MeteringUnavailableError("the journal is not running")
-        if self._num_unfinished >= self._config.max_pending:
-            raise MeteringUnavailableError(f"{self._num_unfinished} records already wait for the disk")
-        pending = _Pending(record, loop.create_future())
-        self._num_unfinished += 1
-        with self._arrived:
-            self._pending.append(pending)
-            self._arrived.notify()
-        timer = loop.call_later(self._config.commit_timeout_s, self._give_up, pending)
-        try:
-            await asyncio.shield(pending.done)
-        finally:
-            timer.cancel()
+        if self.is_full:
+            raise MeteringUnavailableError(f"{self.num_pending} records already wait for the disk")
+        pending = _Pending(record, loop.create_future(), loop.time())
+        self._unfinished.add(pending)
+        self._arrived.put(pending)
+        if self._watch is None:
+            self._watch = loop.call_later(self._config.commit_timeout_s / 4, self._give_up, loop)
+        await pending.done
 
-    def _give_up(self, pending: _Pending) -> None:
-        if not pending.done.done():
-            pending.done.set_exception(
-                MeteringUnavailableError(f"not durable within {self._config.commit_timeout_s:g} s")
-            )
+    def _give_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Fail what has waited too long: one timer for all is cheaper than one for each."""
+        timeout_s = self._config.commit_timeout_s
+        for pending in self._unfinished:
+            if not pending.done.done() and loop.time() - pending.committed_at >= timeout_s:
+                pending.done.set_exception(MeteringUnavailableError(f"not durable within {timeout_s:g} s"))
+        self._watch = loop.call_later(timeout_s / 4, self._give_up, loop) if self._unfinished else None
 
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while group := self._next_group():
-            started = time.monotonic()
-            error = self._append([pending.record for pending in group])
-            self._tell(group, error, time.monotonic() - started)
+        is_open = True
+        while is_open:
+            group, is_open = self._next_group()
+            if group:
+                started = time.monotonic()
+                error = self._append([pending.record for pending in group])
+                self._tell(group, error, time.monotonic() - started)
 
-    def _next_group(self) -> list[_Pending]:
-        """Wait for records and take a group of them; empty when the journal stops and nothing is left."""
-        with self._arrived:
-            while not self._pending and not self._is_stopping:
-                self._arrived.wait()
+    def _next_group(self) -> tuple[list[_Pending], bool]:
+        """Wait for records and take a group of them; False when the journal stops and nothing is left."""
+        group: list[_Pending] = []
+        pending = self._arrived.get()
         if self._config.commit_interval_s and not self._is_stopping:
             time.sleep(self._config.commit_interval_s)
-        with self._arrived:
-            group = self._pending[: self._config.max_group]
-            del self._pending[: self._config.max_group]
-        return group
+        try:
+            while pending is not None:
+                group.append(pending)
+                if len(group) >= self._config.max_group:
+                    return group, True
+                pending = self._arrived.get_nowait()
+        except Empty:
+            return group, True
+        return group, False
 
     def _append(self, records: list[UsageRecord]) -> Exception | None:
         try:
@@ -153,7 +161,7 @@ class UsageJournal:
         loop.call_soon_threadsafe(self._resolve, group, error, seconds)
 
     def _resolve(self, group: list[_Pending], error: Exception | None, seconds: float) -> None:
-        self._num_unfinished -= len(group)
+        self._unfinished.difference_update(group)
         for pending in group:
             if pending.done.done():
                 continue
