@@ -84,13 +84,16 @@ class Calls:
         """
         assert call.generation is not None
         delta = await call.generation.next()
+        if not delta.num_tokens:
+            return delta
         now = time.perf_counter()
-        if call.first_token_at is None:
-            call.first_token_at = now
-            self._metrics.first_token.observe(now - call.arrived_at)
-        else:
+        if call.last_token_at:
             self._metrics.inter_token.observe(now - call.last_token_at)
         call.last_token_at = now
+        # The first token is the first that a reader sees something of: held-back text is no answer yet.
+        if call.first_token_at is None and (delta.text or delta.finish_reason is not None):
+            call.first_token_at = now
+            self._metrics.first_token.observe(now - call.arrived_at)
         return delta
 
     def finish(self, call: Call, reason: FinishReason | None = None) -> TokenUsage:

@@ -42,10 +42,11 @@ class GenerationFailedError(Exception):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """New text of one choice, perhaps none; ``finish_reason`` on its last."""
+    """New text of one choice, perhaps none; ``finish_reason`` on its last. ``num_tokens`` made it."""
 
     index: int
     text: str
+    num_tokens: int
     logprobs: list[TokenLogprobs]
     finish_reason: FinishReason | None
 
@@ -177,13 +178,14 @@ class Generation:
         if output.finish_reason == "error":
             raise GenerationFailedError(output.message)
         text = choice.text
+        num_before = text.num_tokens
         shown = text.push(output)
         if text.finish_reason is not None:
             self._num_unfinished -= 1
             if output.finish_reason is None:  # a stop string, which the engine knows nothing of
                 choice.stream.abort()
         logprobs = text.take_logprobs() if output.logprobs is not None else []
-        return Delta(choice.index, shown, logprobs, text.finish_reason)
+        return Delta(choice.index, shown, text.num_tokens - num_before, logprobs, text.finish_reason)
 
     def _note(self, output: TokenOutput) -> None:
         """Learn from choice 0 whether, and after how long, the request was admitted."""
