@@ -31,7 +31,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from backend.model.checkpoint import CONFIG, read_json
+from backend.model.checkpoint import CONFIG
 from backend.model.config import EXTENSION_FORMAT, ModelConfig
 from backend.model.errors import ModelLoadError, UnsupportedModelError
 from backend.model.gguf_file import GgufFile
@@ -70,18 +70,6 @@ def write_checkpoint(gguf_path: Path, out_dir: Path, form: Form, progress: Progr
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     progress(1.0, "done")
-
-
-def is_current(directory: Path, form: Form) -> bool:
-    """Whether ``directory`` holds a finished checkpoint of this form that this version of the code would write."""
-    try:
-        extension = read_json(directory / CONFIG).get("embergate")
-    except ModelLoadError:
-        return False
-    return isinstance(extension, dict) and (extension.get("format"), extension.get("form")) == (
-        EXTENSION_FORMAT,
-        form,
-    )
 
 
 def _write_files(source: GgufFile, directory: Path, form: Form, progress: Progress) -> None:

@@ -6,6 +6,7 @@ neurons multiplied by its true combine weight, is the same sum, and shared exper
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from backend.model.config import ModelConfig, MoeConfig
-from backend.model.linear import pack, place
+from backend.model.linear import build_linear, pack, place
 from backend.model.mlp import DenseMlp, build_swiglu, is_packed_alike, read_swiglu
 from backend.model.placement import Placement
 from backend.model.quant import Matrix, concatenate, to_float
@@ -32,7 +33,9 @@ class Router:
     ) -> None:
         gate = to_float(reader.matrix(f"{prefix}.gate.weight", moe.num_experts, config.hidden_size))
         bias = reader.vector(f"{prefix}.gate.e_score_correction_bias", moe.num_experts)
-        self._gate = gate.float().to(placement.device).contiguous()
+        # Near-ties flip experts in a narrower type, and experts must not depend on the rest of the batch.
+        wide = replace(placement, dtype=torch.float32)
+        self._gate = build_linear(gate.float(), wide)
         self._bias = bias.to(placement.device)
         self._moe = moe
         self._native = placement.native
@@ -41,7 +44,7 @@ class Router:
         """Weights ``[tokens, top_k]`` float32 and experts ``[tokens, top_k]`` int32, best first."""
         moe = self._moe
         return moe_gate(
-            self._logits(x),
+            self._gate(x.float()),
             self._bias,
             moe.num_experts_per_token,
             num_groups=moe.num_groups,
@@ -53,13 +56,10 @@ class Router:
 
     def weigh_all(self, x: Tensor) -> Tensor:
         """The weights of a router that chooses every expert, ``[tokens, experts]`` in the experts' order."""
-        scores = self._logits(x).sigmoid_()
+        scores = self._gate(x.float()).sigmoid_()
         if self._moe.is_normalised:
             scores /= scores.sum(1, keepdim=True).add_(1e-20)
         return scores.mul_(self._moe.routed_scaling_factor)
-
-    def _logits(self, x: Tensor) -> Tensor:
-        return functional.linear(x.float(), self._gate)
 
 
 class ChosenExperts(Protocol):
