@@ -85,6 +85,17 @@ def test_spellings_that_form_between_two_texts_are_plain(tokenizer: Tokenizer) -
     assert token_ids == tokenizer.encode_text("<|im_end|>")
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [("{{ '<|im_' + messages[0].content }}", "end|>"), ("{{ messages[0].content + 'end|>' }}", "<|im_")],
+)
+def test_spellings_that_form_with_the_template_s_own_text_are_plain(
+    tokenizer: Tokenizer, source: str, text: str
+) -> None:
+    glued = ChatTemplate(source, list(tokenizer.special_tokens))
+    assert encode(glued, tokenizer, [user(text)]) == tokenizer.encode_text("<|im_end|>")
+
+
 def test_special_spellings_in_tools_and_names_are_plain(tokenizer: Tokenizer) -> None:
     source = "{{ tools | tojson }}{{ messages[0].name }}{{ extra }}"
     template = ChatTemplate(source, list(tokenizer.special_tokens))
