@@ -146,6 +146,7 @@ class Gateway:
                 predictions,
                 pool_headers,
                 max_attempts=config.routing.max_attempts,
+                whole_answer_timeout_s=config.upstream.request_timeout_s,
                 clock=loop.time,
             ),
             predictions=predictions,

@@ -52,7 +52,11 @@ class ReplicaFailedError(ReplicaError):
 
 
 class Dispatcher:
-    """See the module. ``headers`` go with every request to a replica."""
+    """See the module.
+
+    ``headers`` go with every request to a replica. ``whole_answer_timeout_s`` bounds the wait for an answer
+    in one piece, whose first byte comes when its last token has been generated.
+    """
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class Dispatcher:
         headers: Sequence[tuple[str, str]],
         *,
         max_attempts: int,
+        whole_answer_timeout_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._table = table
@@ -71,6 +76,7 @@ class Dispatcher:
         self._predictions = predictions
         self._headers = tuple(headers)
         self._max_attempts = max_attempts
+        self._whole_answer_timeout_s = whole_answer_timeout_s
         self._clock = clock
 
     async def answer(
@@ -118,7 +124,13 @@ class Dispatcher:
         call.predicted_cached_tokens = self._predictions.predict(
             call.account_id, call.affinity_key, replica.id
         )
-        response = await self._client.open(replica.address, CHAT_PATH, (*self._headers, *headers), body)
+        response = await self._client.open(
+            replica.address,
+            CHAT_PATH,
+            (*self._headers, *headers),
+            body,
+            first_byte_timeout_s=None if call.chat.is_stream else self._whole_answer_timeout_s,
+        )
         if response.status != 200:
             raise await _refused(replica, response)
         if response.headers.get("content-type", "").startswith("text/event-stream"):

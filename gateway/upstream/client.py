@@ -35,11 +35,13 @@ class ReplicaClient:
         *,
         method: str = "POST",
         timeout_s: float | None = None,
+        first_byte_timeout_s: float | None = None,
     ) -> ReplicaResponse:
         """Send a request and wait for the head of its answer.
 
         ``host`` and ``content-length`` are added here and must not be among ``headers``. ``timeout_s``
-        replaces ``request_timeout_s`` and, when smaller, shortens the other deadlines too. Cancelling aborts.
+        replaces ``request_timeout_s`` and, when smaller, shortens the other deadlines too;
+        ``first_byte_timeout_s`` replaces the configured one. Cancelling aborts.
 
         Raises:
             ReplicaUnreachableError: no connection, or closed without a byte of an answer.
@@ -54,12 +56,12 @@ class ReplicaClient:
         kept = pool.take_idle()
         if kept is not None:
             try:
-                return await self._exchange(kept, head, body, timeout_s)
+                return await self._exchange(kept, head, body, timeout_s, first_byte_timeout_s)
             except ReplicaUnreachableError:
                 pass  # the replica closed a kept connection as we reached for it: ask once more, on a new one
         connect_s = self._config.connect_timeout_s
         fresh = await pool.connect(connect_s if timeout_s is None else min(connect_s, timeout_s))
-        return await self._exchange(fresh, head, body, timeout_s)
+        return await self._exchange(fresh, head, body, timeout_s, first_byte_timeout_s)
 
     async def fetch(
         self,
@@ -96,9 +98,14 @@ class ReplicaClient:
         await asyncio.sleep(0)  # lets the transports say goodbye before a loop that ends now
 
     async def _exchange(
-        self, connection: ReplicaConnection, head: bytes, body: bytes, timeout_s: float | None
+        self,
+        connection: ReplicaConnection,
+        head: bytes,
+        body: bytes,
+        timeout_s: float | None,
+        first_byte_timeout_s: float | None,
     ) -> Answer:
-        answer = connection.send(head, body, timeout_s)
+        answer = connection.send(head, body, timeout_s, first_byte_timeout_s)
         try:
             await answer.head
         except asyncio.CancelledError:

@@ -89,12 +89,15 @@ class ReplicaConnection(asyncio.Protocol):
         """True while another request can be sent."""
         return self._is_reusable and not self._transport.is_closing()
 
-    def send(self, head: bytes, body: bytes, timeout_s: float | None) -> Answer:
+    def send(
+        self, head: bytes, body: bytes, timeout_s: float | None, first_byte_timeout_s: float | None
+    ) -> Answer:
         """Send a request; its answer's head comes through :attr:`~gateway.upstream.answer.Answer.head`."""
         config = self._config
         now = self._now()
         total_s = config.request_timeout_s if timeout_s is None else timeout_s
-        self._timeout_s = min(config.first_byte_timeout_s, total_s)
+        first_byte_s = config.first_byte_timeout_s if first_byte_timeout_s is None else first_byte_timeout_s
+        self._timeout_s = min(first_byte_s, total_s)
         self._idle_timeout_s = min(config.idle_timeout_s, total_s)
         self._total_timeout_s = total_s
         self._total_deadline = now + total_s

@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from backend.wire import ErrorDetail
@@ -378,11 +379,14 @@ async def test_a_replica_that_says_nothing_gives_3007(
     for replica in replicas:
         replica.script.token_delay_s = 30
     upstream = gateway_config().upstream
-    import msgspec
-
-    config = gateway_config(upstream=msgspec.structs.replace(upstream, first_byte_timeout_s=0.3))
+    changes = {"first_byte_timeout_s": 0.3, "request_timeout_s": 0.6}
+    config = gateway_config(upstream=msgspec.structs.replace(upstream, **changes))
     gateway = await start_gateway(config)
-    assert_inference_refusal(await gateway.chat(), 408, 3007)
+    loop = asyncio.get_running_loop()
+    for stream, wait_s in ((True, 0.3), (False, 0.6)):
+        started = loop.time()
+        assert_inference_refusal(await gateway.chat(stream=stream), 408, 3007)
+        assert wait_s <= loop.time() - started < wait_s + 0.5
 
 
 async def test_internal_headers_from_outside_are_ignored(

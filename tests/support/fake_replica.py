@@ -151,10 +151,10 @@ class FakeReplica:
                 detail = ErrorDetail(message="the engine failed", type="server_error", code="engine_error")
                 await response.write(b"data: " + msgspec.json.encode(ErrorBody(detail)) + b"\n\n")
                 return response
+            await asyncio.sleep(script.token_delay_s)
             if not sent_role:
                 sent_role = True
                 await response.write(self._chunk(body, {"role": "assistant", "content": ""}))
-            await asyncio.sleep(script.token_delay_s)
             await response.write(self._chunk(body, {"content": token}))
             self._generated[body["request_id"]] += 1
         await response.write(self._chunk(body, {}, script.finish_reason))
