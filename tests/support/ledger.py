@@ -38,7 +38,11 @@ def card(
 
 def book(*cards: RateCardConfig) -> RateBook:
     """A rate book of these cards; without any, of three models that tests know."""
-    known = cards or (card(), card(FREE, input="0", cached_input="0", output="0"), card(PLAIN, cached_input=None))
+    known = cards or (
+        card(),
+        card(FREE, input="0", cached_input="0", output="0"),
+        card(PLAIN, cached_input=None),
+    )
     return RateBook.from_config(BillingConfig(rate_cards=list(known)))
 
 
@@ -73,7 +77,9 @@ def records(count: int, seed: int = 0) -> list[UsageRecord]:
                 number,
                 request_id=f"request-{seed}-{number:06d}",
                 model=draw.choice([KIMI, PLAIN, FREE]),
-                status=draw.choice(["ok", "ok", "ok", "client_disconnected", "replica_lost", "timeout", "error"]),
+                status=draw.choice(
+                    ["ok", "ok", "ok", "client_disconnected", "replica_lost", "timeout", "error"]
+                ),
                 started_at_us=NOON_US + draw.randrange(-3, 3) * 86_400_000_000 + number,
                 prompt_tokens=prompt,
                 cached_prompt_tokens=draw.randint(0, prompt),

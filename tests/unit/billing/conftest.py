@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,18 @@ from billing.store import Store
 from tests.support.ledger import book, open_store
 
 
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database file with the schema and the accounts, to copy."""
+    directory = tmp_path_factory.mktemp("migrated")
+    with open_store(directory):
+        pass
+    return directory / "ledger.db"
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path, migrated: Path) -> Iterator[Store]:
+    shutil.copy(migrated, tmp_path)
     with open_store(tmp_path) as opened:
         yield opened
 

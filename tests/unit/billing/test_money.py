@@ -40,7 +40,23 @@ def test_a_decimal_is_read_exactly(text: str, micros: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "-1", "+1", "1e3", ".5", "5.", "0.1234567", "1,5", "1_000", " 1", "1\n", "NaN", "inf", "1234567890", "١"],
+    [
+        "",
+        "-1",
+        "+1",
+        "1e3",
+        ".5",
+        "5.",
+        "0.1234567",
+        "1,5",
+        "1_000",
+        " 1",
+        "1\n",
+        "NaN",
+        "inf",
+        "1234567890",
+        "١",
+    ],
 )
 def test_anything_but_a_plain_decimal_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="plain decimal"):

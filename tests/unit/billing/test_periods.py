@@ -42,7 +42,9 @@ def test_anything_but_a_date_is_refused(text: str) -> None:
 @given(day=st.dates(date(1970, 1, 1), date(9998, 12, 31)))
 def test_midnight_begins_the_day(day: date) -> None:
     start = day_start_us(day)
-    assert datetime.fromtimestamp(start // 1_000_000, UTC) == datetime(day.year, day.month, day.day, tzinfo=UTC)
+    assert datetime.fromtimestamp(start // 1_000_000, UTC) == datetime(
+        day.year, day.month, day.day, tzinfo=UTC
+    )
     assert day_text(start // MICROS_PER_DAY) == day.isoformat()
     assert day_text((start + MICROS_PER_DAY - 1) // MICROS_PER_DAY) == day.isoformat()
     assert month_text(start) == day.isoformat()[:7]

@@ -61,7 +61,12 @@ class TestPrice:
         if status in ("ok", "client_disconnected"):
             assert charge.amount_nanos > 0
         else:
-            assert (charge.amount_nanos, charge.undiscounted_nanos, charge.neurons_e4, charge.lines) == (0, 0, 0, ())
+            assert (charge.amount_nanos, charge.undiscounted_nanos, charge.neurons_e4, charge.lines) == (
+                0,
+                0,
+                0,
+                (),
+            )
 
     def test_an_estimate_costs_what_its_counts_say(self) -> None:
         assert book().price(record(is_estimated=True)) == book().price(record())
@@ -119,7 +124,9 @@ class TestNeurons:
         ],
     )
     def test_the_published_table(self, prices: tuple[str, str, str], neurons: tuple[int, int, int]) -> None:
-        found = book(card("m", input=prices[0], cached_input=prices[1], output=prices[2])).card_for("m", at("2026-11-30"))
+        found = book(card("m", input=prices[0], cached_input=prices[1], output=prices[2])).card_for(
+            "m", at("2026-11-30")
+        )
         assert (
             found.input.neurons_per_million,
             found.cached_input.neurons_per_million,
@@ -130,7 +137,9 @@ class TestNeurons:
     def test_agree_with_decimals_to_four_places(self, prompt: int, completion: int, share: float) -> None:
         cached = int(prompt * share)
         exact = (
-            (prompt - cached) * Decimal("54545e-6") + cached * Decimal("9091e-6") + completion * Decimal("272727e-6")
+            (prompt - cached) * Decimal("54545e-6")
+            + cached * Decimal("9091e-6")
+            + completion * Decimal("272727e-6")
         )
         expected = exact.quantize(Decimal("1e-4"), rounding=ROUND_HALF_EVEN)
         charge = book().price(
