@@ -7,6 +7,7 @@ same process feels.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import chain
 
@@ -16,6 +17,8 @@ from billing.dialect import Dialect
 
 ROWS_PER_STATEMENT = 64
 
+_VALUES = re.compile(r"(INSERT INTO .* VALUES )(\([^()]*\))( ON CONFLICT DO NOTHING)")
+
 Row = tuple[str | int | bool, ...]
 
 
@@ -23,13 +26,14 @@ class BulkInsert:
     """Inserts rows into one table and leaves those alone whose key exists. Immutable, thread-safe."""
 
     def __init__(self, engine: Engine, dialect: Dialect, table: Table) -> None:
+        compiled = dialect.insert_or_skip(table).compile(dialect=engine.dialect)
         columns = [column.name for column in table.columns]
-        insert = dialect.insert_or_skip(table)
-        many = insert.values([dict.fromkeys(columns) for _ in range(ROWS_PER_STATEMENT)])
-        one = insert.compile(dialect=engine.dialect)
-        assert one.positiontup == columns, "rows are tuples in the order of the table's columns"
-        self._one = str(one)
-        self._many = str(many.compile(dialect=engine.dialect))
+        assert compiled.positiontup == columns, "rows are tuples in the order of the table's columns"
+        parts = _VALUES.fullmatch(str(compiled))
+        assert parts is not None, f"an insert of an unforeseen form: {compiled}"
+        head, values, tail = parts.groups()
+        self._one = f"{head}{values}{tail}"
+        self._many = head + ", ".join([values] * ROWS_PER_STATEMENT) + tail
 
     def execute(self, connection: Connection, rows: Sequence[Row]) -> int:
         """Insert within the connection's transaction; returns how many rows were new."""
