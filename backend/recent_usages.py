@@ -28,7 +28,9 @@ class RecentUsageLog:
         self._clock = clock
         self._started_at = clock()
         self._last_sequence = 0
-        self._entries: deque[RecentUsage] = deque(maxlen=max_entries)
+        self._max_entries = max_entries
+        self._entries: deque[RecentUsage] = deque()
+        self._by_request: dict[str, RecentUsage] = {}
 
     @property
     def started_at(self) -> float:
@@ -48,6 +50,7 @@ class RecentUsageLog:
             finished_at=self._clock(),
         )
         self._entries.append(entry)
+        self._by_request[request_id] = entry
         self._drop_old()
         return entry
 
@@ -70,10 +73,13 @@ class RecentUsageLog:
         )
 
     def find(self, request_id: str) -> RecentUsage | None:
-        """The newest end of a request with this id; looks from the newest backwards."""
-        return next((entry for entry in reversed(self._entries) if entry.request_id == request_id), None)
+        """The newest end of a request with this id."""
+        return self._by_request.get(request_id)
 
     def _drop_old(self) -> None:
         oldest = self._clock() - self._ttl_s
-        while self._entries and self._entries[0].finished_at < oldest:
-            self._entries.popleft()
+        entries = self._entries
+        while entries and (len(entries) > self._max_entries or entries[0].finished_at < oldest):
+            dropped = entries.popleft()
+            if self._by_request[dropped.request_id] is dropped:
+                del self._by_request[dropped.request_id]

@@ -30,8 +30,7 @@ from backend.http.state import ReplicaState
 from backend.metrics import ReplicaMetrics
 from backend.recent_usages import RecentUsageLog
 from backend.telemetry import Telemetry, build_telemetry
-from backend.text.chat_template import BadTemplateError, ChatTemplate
-from backend.text.tokenizer import BadTokenizerError, Tokenizer
+from backend.text.model_text import ModelTextError, load_model_text
 
 StartEngine = Callable[[BackendConfig], Awaitable[Engine]]
 
@@ -64,14 +63,11 @@ def load_prompt_encoder(config: BackendConfig, vocab_size: int) -> PromptEncoder
     Raises:
         ReplicaStartError: naming the file that is missing or wrong.
     """
-    path = Path(config.model.path)
-    directory = path if path.is_dir() else path.parent
     try:
-        tokenizer = Tokenizer.from_directory(
-            directory, cache_chars=config.text.encode_cache_chars, vocab_size=vocab_size
+        tokenizer, template = load_model_text(
+            Path(config.model.path), cache_chars=config.text.encode_cache_chars, vocab_size=vocab_size
         )
-        template = ChatTemplate.from_directory(directory, list(tokenizer.special_tokens))
-    except (BadTokenizerError, BadTemplateError) as error:
+    except ModelTextError as error:
         raise ReplicaStartError(str(error)) from error
     return PromptEncoder(template, tokenizer, max_inline_chars=config.text.max_inline_chars)
 

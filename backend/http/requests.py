@@ -7,7 +7,7 @@ this replica cannot honour.
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -140,8 +140,3 @@ def _token_biases(biases: dict[str, float], vocab_size: int) -> dict[int, float]
             raise bad_request(param, "must be -100 to 100")
         checked[int(spelling)] = bias
     return checked
-
-
-def tool_declarations(request: ReplicaRequest) -> list[dict[str, Any]]:
-    """What the template is told about tools; the same list at every turn keeps the prompt's prefix."""
-    return request.tools

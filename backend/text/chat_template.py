@@ -77,11 +77,22 @@ class ChatTemplate:
         if config_path.exists():
             config = json.loads(config_path.read_bytes())
         template_path = directory / "chat_template.jinja"
-        source = template_path.read_text("utf-8") if template_path.exists() else _template_of(config)
+        if template_path.exists():
+            config["chat_template"] = template_path.read_text("utf-8")
+        return cls.from_config(config, special_spellings, f"{directory}: chat_template.jinja")
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], special_spellings: Sequence[str], where: str
+    ) -> ChatTemplate:
+        """Take template and special spellings out of the content of a ``tokenizer_config.json``.
+
+        Raises:
+            BadTemplateError: when there is no template; it says ``where`` one was looked for.
+        """
+        source = _template_of(config)
         if source is None:
-            raise BadTemplateError(
-                f"{directory}: neither chat_template.jinja nor tokenizer_config.json has a chat template"
-            )
+            raise BadTemplateError(f"{where}: the chat template is missing")
         return cls(source, special_spellings, _special_variables(config))
 
     def render(

@@ -79,6 +79,17 @@ def test_an_ending_is_found_by_its_request() -> None:
     assert log.find("q9") is None
 
 
+def test_what_has_left_is_not_found_and_a_newer_ending_of_the_same_request_is() -> None:
+    log = log_with(2, max_entries=2)
+    log.record("q0", "again", USAGE, "abort")
+    assert log.find("q0") is not None
+    log.record("q3", "context", USAGE, "stop")
+    found = log.find("q0")
+    assert found is not None
+    assert found.billing_context == "again"
+    assert log.find("q1") is None
+
+
 def test_a_restart_is_told_by_its_start_time() -> None:
     clock = Clock()
     log = log_with(1, clock=clock)
