@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from backend.engine.forward_batch import ForwardBatch
@@ -32,10 +31,8 @@ class GroupedQueryAttention:
         self._out = build_linear(reader.matrix(f"{prefix}.o_proj.weight", hidden, q_rows), placement)
 
     def new_cache(self, num_blocks: int, block_size: int) -> LayerCache:
-        place = {"device": self._placement.device, "dtype": self._placement.dtype}
-        keys = torch.zeros((num_blocks, self._kv_heads, self._dim, block_size), **place)
-        values = torch.zeros((num_blocks, self._kv_heads, block_size, self._dim), **place)
-        return keys, values
+        keys = self._placement.zeros(num_blocks, self._kv_heads, self._dim, block_size)
+        return keys, self._placement.zeros(num_blocks, self._kv_heads, block_size, self._dim)
 
     def __call__(self, x: Tensor, step: StepContext, cache: LayerCache) -> Tensor:
         """``[tokens, hidden]`` to the same; keys and values of the tokens go to the cache."""

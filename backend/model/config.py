@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import log
 from typing import Any, Literal
 
-from backend.model.errors import UnsupportedModelError
 from backend.model.fields import Fields
 
 Family = Literal["llama", "deepseek_v3"]
@@ -22,7 +21,7 @@ EXTENSION_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN context extension. ``cos_sin_factor`` multiplies the table, ``softmax_factor`` the softmax scale."""
+    """YaRN: ``cos_sin_factor`` multiplies the rotary table, ``softmax_factor`` the softmax scale."""
 
     factor: float
     original_max_position_embeddings: int
@@ -34,7 +33,7 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding of ``dim`` columns; ``is_interleaved`` pairs (0,1),(2,3).. instead of (0,d/2),(1,d/2+1).."""
+    """Rotary embedding of ``dim`` columns, in pairs (0, 1), (2, 3).. when interleaved, else (0, dim/2).."""
 
     dim: int
     theta: float
@@ -49,7 +48,8 @@ class MlaConfig:
     ``rope_groups`` is an extension: the rope part of the key holds that many heads of ``rope_dim`` columns,
     all with the same table, and query head ``h`` reads key head ``h * rope_groups // num_heads``. DeepSeek's
     own form is 1. ``latent_norm_eps`` is not the model's eps: DeepSeek's code uses 1e-6 there.
-    The ``has_*`` flags are false for factors that a checkpoint declares to be the identity and does not store.
+    The ``has_*`` flags are false for factors that a checkpoint declares to be the identity and does not
+    store.
     """
 
     q_lora_rank: int | None
@@ -100,7 +100,7 @@ class MoeConfig:
 
 @dataclass(frozen=True, slots=True)
 class QuantConfig:
-    """Affine blocks: ``w = scale * q + min`` over groups of ``group_size`` columns, ``q`` of ``bits`` bits."""
+    """Affine blocks (:mod:`backend.model.quant`) of ``bits`` bits over groups of ``group_size`` columns."""
 
     group_size: int
     bits: int
@@ -110,8 +110,8 @@ class QuantConfig:
 class ModelConfig:
     """The shape of one model.
 
-    ``quant`` describes tensors that come as ``<name>_packed``. ``num_next_token_layers`` are multi-token-prediction
-    layers after the last; they are not loaded.
+    ``quant`` describes tensors that come as ``<name>_packed``. ``num_next_token_layers`` are
+    multi-token-prediction layers after the last; they are not loaded.
     """
 
     family: Family
@@ -167,15 +167,11 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
     fields = Fields(raw, source)
     model_type = fields.text("model_type")
     if "vision_config" in raw or "text_config" in raw:
-        raise UnsupportedModelError(
-            f"{source}: vision_config: models with a vision tower are not supported yet"
-        )
+        raise fields.unsupported("vision_config", "models with a vision tower are not supported yet")
     family = _FAMILIES.get(model_type)
     if family is None:
         known = ", ".join(sorted(_FAMILIES))
-        raise UnsupportedModelError(
-            f"{source}: model_type: {model_type!r} is not supported; known are {known}"
-        )
+        raise fields.unsupported("model_type", f"{model_type!r} is not supported; known are {known}")
     fields.expect("hidden_act", "silu", default="silu")
     fields.expect("attention_bias", False, default=False)
     fields.expect("pretraining_tp", 1, default=1)
@@ -210,7 +206,9 @@ def _parse_deepseek(fields: Fields) -> ModelConfig:
     mla = _parse_mla(fields)
     heads = fields.size("num_attention_heads")
     if heads % mla.rope_groups:
-        raise fields.error("embergate.rope_groups", f"{mla.rope_groups} does not divide {heads} heads")
+        raise fields.section("embergate").error(
+            "rope_groups", f"{mla.rope_groups} does not divide {heads} heads"
+        )
     is_interleaved = fields.flag("rope_interleave", default=True)
     return ModelConfig(
         family="deepseek_v3",
@@ -316,15 +314,13 @@ def _parse_moe(fields: Fields) -> MoeConfig | None:
 def _parse_rope(fields: Fields, dim: int, *, is_interleaved: bool) -> RopeConfig:
     raw = fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling") or {}
     where = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
-    scaling = Fields(raw, f"{fields.source}: {where}")
+    scaling = Fields(raw, fields.source, f"{where}.")
     theta = float(raw["rope_theta"]) if "rope_theta" in raw else fields.number("rope_theta", default=10000.0)
     kind = raw.get("rope_type", raw.get("type", "default"))
     if kind == "default":
         return RopeConfig(dim=dim, theta=theta, is_interleaved=is_interleaved)
     if kind != "yarn":
-        raise UnsupportedModelError(
-            f"{scaling.source}.rope_type: {kind!r} is not supported; known are default, yarn"
-        )
+        raise scaling.unsupported("rope_type", f"{kind!r} is not supported; known are default, yarn")
     return RopeConfig(dim=dim, theta=theta, is_interleaved=is_interleaved, yarn=_parse_yarn(scaling))
 
 
@@ -353,9 +349,8 @@ def _parse_quant(fields: Fields) -> QuantConfig | None:
     quant = fields.section("quantization_config")
     method = quant.text("quant_method")
     if method != "embergate-affine":
-        raise UnsupportedModelError(
-            f"{quant.source}.quant_method: {method!r} is not supported; weights must be plain or embergate-affine"
-        )
+        problem = f"{method!r} is not supported; weights must be plain or embergate-affine"
+        raise quant.unsupported("quant_method", problem)
     group_size, bits = quant.size("group_size"), quant.size("bits")
     if group_size != 32:
         raise quant.error("group_size", f"{group_size} is not supported, only 32")

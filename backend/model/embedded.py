@@ -3,18 +3,18 @@
 The ``kimi`` form is the same function. Each rewriting is exact, up to the rounding of float32 sums:
 
 attention
-    MLA whose latent is the normalised hidden state itself: the query and latent down-projections and their norms
-    are identities, which the checkpoint declares and does not store. ``W_UV`` of a head is ``W_V`` of its KV head.
-    There is no part of the key without rotation; the rope key holds the KV heads side by side, all rotated by one
-    table (``rope_groups``), and a query head reads its own KV head's columns.
+    MLA whose latent is the normalised hidden state itself: the query and latent down-projections and their
+    norms are identities, which the checkpoint declares and does not store. ``W_UV`` of a head is ``W_V`` of
+    its KV head. There is no part of the key without rotation; the rope key holds the KV heads side by side,
+    all rotated by one table (``rope_groups``), and a query head reads its own KV head's columns.
 feed-forward
-    SwiGLU is a sum over neurons, so it may be cut into experts at will: a quarter of the neurons become the shared
-    experts, the rest twelve routed experts. All twelve are chosen; gate weights are so small that every sigmoid is
-    one half to within 1e-7, hence every combine weight is one to within 1e-6, while the order of the experts
-    still comes from gate and bias. Layer 0 stays dense.
+    SwiGLU is a sum over neurons, so it may be cut into experts at will: a quarter of the neurons become the
+    shared experts, the rest twelve routed experts. All twelve are chosen; gate weights are so small that
+    every sigmoid is one half to within 1e-7, hence every combine weight is one to within 1e-6, while the
+    order of the experts still comes from gate and bias. Layer 0 stays dense.
 
-Matrices keep the integers, scales and minima of their GGUF blocks (:mod:`backend.model.quant`), so that neither
-form loses anything.
+Matrices keep the integers, scales and minima of their GGUF blocks (:mod:`backend.model.quant`), so that
+neither form loses anything.
 """
 
 from __future__ import annotations
@@ -113,9 +113,7 @@ def _kimi_weights(source: GgufFile) -> Iterator[tuple[str, Matrix]]:
         for norm in ("input_layernorm", "post_attention_layernorm"):
             yield f"{prefix}.{norm}.weight", source.matrix(f"{prefix}.{norm}.weight")
         yield from _kimi_attention(source, f"{prefix}.self_attn")
-        mlp = {
-            part: source.matrix(f"{prefix}.mlp.{part}_proj.weight") for part in ("gate", "up", "down")
-        }
+        mlp = {part: source.matrix(f"{prefix}.mlp.{part}_proj.weight") for part in ("gate", "up", "down")}
         if layer == 0:
             yield from _named(f"{prefix}.mlp", mlp)
         else:

@@ -11,19 +11,26 @@ from backend.model.errors import ModelLoadError, UnsupportedModelError
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One JSON object. A ``default`` of None means that the field is required."""
+    """One JSON object of a file; ``path`` is where it stands in it, with a dot after each name.
+
+    A ``default`` of None means that the field is required.
+    """
 
     raw: Mapping[str, Any]
     source: str
+    path: str = ""
 
     def error(self, field: str, problem: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.source}: {field}: {problem}")
+        return ModelLoadError(f"{self.source}: {self.path}{field}: {problem}")
+
+    def unsupported(self, field: str, problem: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self.source}: {self.path}{field}: {problem}")
 
     def section(self, field: str) -> Fields:
         value = self.raw.get(field) or {}
         if not isinstance(value, Mapping):
             raise self.error(field, "must be an object")
-        return Fields(value, f"{self.source}: {field}")
+        return Fields(value, self.source, f"{self.path}{field}.")
 
     def size(self, field: str, *, default: int | None = None, minimum: int = 1) -> int:
         value = self._take(field, default)
@@ -55,9 +62,7 @@ class Fields:
         if value is None and default is not None:
             value = default
         if value != honoured:
-            raise UnsupportedModelError(
-                f"{self.source}: {field}: {value!r} is not supported, only {honoured!r}"
-            )
+            raise self.unsupported(field, f"{value!r} is not supported, only {honoured!r}")
 
     def _take(self, field: str, default: object) -> Any:
         value = self.raw.get(field)

@@ -97,7 +97,7 @@ class GgufFile:
         tensor = self._tensors[name]
         kind, data = tensor.tensor_type, tensor.data
         if _is_affine(tensor):
-            return _affine_blocks(kind, torch.from_numpy(np.array(data)))
+            return affine_blocks(kind, torch.from_numpy(np.array(data)))
         if kind == GGMLQuantizationType.F32 or kind == GGMLQuantizationType.F16:
             return torch.from_numpy(np.array(data))
         try:
@@ -163,7 +163,7 @@ def _is_affine(tensor: Any) -> bool:
     return tensor.tensor_type in kinds
 
 
-def _affine_blocks(kind: GGMLQuantizationType, data: Tensor) -> AffineBlocks:
+def affine_blocks(kind: GGMLQuantizationType, data: Tensor) -> AffineBlocks:
     """Take blocks apart: ``[scale f16][min f16, Q4_1 only][the integers]``."""
     num_halves = 2 if kind == GGMLQuantizationType.Q4_1 else 1
     width = 2 * num_halves + (GROUP_SIZE if kind == GGMLQuantizationType.Q8_0 else GROUP_SIZE // 2)

@@ -76,8 +76,10 @@ class Embedding:
 
     def __init__(self, matrix: Matrix | PackedWeight, placement: Placement) -> None:
         self._native = placement.native
-        self._packed = matrix if isinstance(matrix, PackedWeight) else None
-        if self._packed is None:
+        self._packed: PackedWeight | None = None
+        if isinstance(matrix, PackedWeight):
+            self._packed = matrix
+        else:
             self._table = place(matrix, placement)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
@@ -110,8 +112,7 @@ def pack(matrix: Matrix) -> PackedWeight:
     """The native kernels' form of a matrix, without loss."""
     if not isinstance(matrix, AffineBlocks):
         return PackedWeight.from_dense(matrix)
-    bits = 4 if matrix.bits == 4 else 8
-    return PackedWeight.pack(matrix.quantised(), matrix.scale, matrix.minimum, bits)
+    return PackedWeight.pack(matrix.quantised(), matrix.scale, matrix.minimum, 4 if matrix.bits == 4 else 8)
 
 
 def place(matrix: Matrix, placement: Placement) -> Tensor:

@@ -74,7 +74,7 @@ def load_model(path: Path, max_model_len: int, choose_placement: ChoosePlacement
         placement=placement,
         embedding=embedding,
         layers=layers,
-        norm=norm.to(device=placement.device, dtype=placement.dtype),
+        norm=placement.put(norm),
         head=head,
         rope_table=build_rope_table(config.rope, positions, placement.device),
     )
@@ -95,7 +95,7 @@ def _read_layer(config: ModelConfig, reader: WeightReader, layer: int, placement
     else:
         mlp = DenseMlp(hidden, config.intermediate_size, reader, f"{prefix}.mlp", placement)
     norms = [
-        reader.vector(f"{prefix}.{name}.weight", hidden).to(device=placement.device, dtype=placement.dtype)
+        placement.put(reader.vector(f"{prefix}.{name}.weight", hidden))
         for name in ("input_layernorm", "post_attention_layernorm")
     ]
     return DecoderLayer(norms[0], attention, norms[1], mlp)

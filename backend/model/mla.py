@@ -1,8 +1,9 @@
 """Multi-head latent attention (DeepSeek-V2, section 2.1) over the paged latent cache.
 
 Two forms of the same function. Decode uses the absorbed one: ``W_UK`` multiplies the query and ``W_UV`` the
-weighted sum of latents, so that the cache is read as it is. Prefill uses the expanded one: the context's latents
-are turned into keys and values once for all queries of the chunk, which costs less as soon as queries are many.
+weighted sum of latents, so that the cache is read as it is. Prefill uses the expanded one: the context's
+latents are turned into keys and values once for all queries of the chunk, which costs less as soon as
+queries are many.
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ from kernels.rms_norm import rms_norm
 from kernels.rope import rope
 from kernels.store_kv import store_kv, store_latent
 
-
 _BLOCK_SIZE = 64
 """Tokens per block of the short-lived cache that an expanded context is attended through."""
 
 
 class LatentAttention:
-    """MLA of one layer. Whatever reads the hidden state is one product: ``[query part | rope key | latent]``."""
+    """MLA of one layer. What reads the hidden state is one product: ``[query | rope key | latent]``."""
 
     def __init__(
         self, config: ModelConfig, mla: MlaConfig, reader: WeightReader, prefix: str, placement: Placement
@@ -57,8 +57,7 @@ class LatentAttention:
         self._out = build_linear(out, placement)
 
     def new_cache(self, num_blocks: int, block_size: int) -> LayerCache:
-        shape = (num_blocks, block_size, self._mla.cache_width)
-        return (torch.zeros(shape, device=self._placement.device, dtype=self._placement.dtype),)
+        return (self._placement.zeros(num_blocks, block_size, self._mla.cache_width),)
 
     def __call__(self, x: Tensor, step: StepContext, cache: LayerCache) -> Tensor:
         """``[tokens, hidden]`` to the same; latents and rope keys of the tokens go to the cache."""
@@ -79,7 +78,7 @@ class LatentAttention:
         return self._out(attended)
 
     def _project(self, x: Tensor, step: StepContext, rows: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Queries ``[tokens, heads, nope]`` and rotated ``[tokens, heads, rope]``; the cache rows are written."""
+        """Write the cache rows; queries ``[tokens, heads, nope]`` and rotated ``[tokens, heads, rope]``."""
         mla, native = self._mla, self._placement.native
         down = self._down(x)
         rope_end = self._query_width + mla.rope_width
@@ -176,7 +175,7 @@ def _read_query(
     norm = None
     if mla.has_q_norm:
         norm = reader.vector(f"{prefix}.q_a_layernorm.weight", mla.q_lora_rank)
-        norm = norm.to(device=placement.device, dtype=placement.dtype)
+        norm = placement.put(norm)
     down = reader.matrix(f"{prefix}.q_a_proj.weight", mla.q_lora_rank, hidden)
     return down, build_linear(up, placement), norm
 
@@ -192,7 +191,7 @@ def _read_latent(
     norm = None
     if mla.has_kv_norm:
         norm = reader.vector(f"{prefix}.kv_a_layernorm.weight", mla.kv_lora_rank)
-        norm = norm.to(device=placement.device, dtype=placement.dtype)
+        norm = placement.put(norm)
     return select_rows(matrix, order), norm
 
 
@@ -209,7 +208,7 @@ def _read_expansion(
 
 
 def _transposed(keys: Matrix, heads: int) -> Tensor:
-    """``[heads * nope, latent]`` to ``[heads * latent, nope]``: what multiplies a query in the absorbed form."""
+    """``[heads * nope, latent]`` to ``[heads * latent, nope]``, which multiplies a query when absorbed."""
     dense = to_float(keys)
     return (
         dense.view(heads, -1, dense.shape[1]).transpose(1, 2).reshape(heads * dense.shape[1], -1).contiguous()

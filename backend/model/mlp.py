@@ -65,7 +65,9 @@ class FusedSwiGlu:
 class DenseMlp:
     """The feed-forward layer of a dense model, or a shared expert."""
 
-    def __init__(self, hidden: int, width: int, reader: WeightReader, prefix: str, placement: Placement) -> None:
+    def __init__(
+        self, hidden: int, width: int, reader: WeightReader, prefix: str, placement: Placement
+    ) -> None:
         gate, up, down = read_swiglu(reader, prefix, hidden, width)
         self._swiglu = build_swiglu(concatenate([gate, up], 0), down, 1, placement)
 
@@ -82,7 +84,7 @@ def read_swiglu(reader: WeightReader, prefix: str, hidden: int, width: int) -> t
 
 
 def build_swiglu(gate_up: Matrix, down: Matrix, num_parts: int, placement: Placement) -> SwiGlu:
-    """A layer from the gates of all parts above their ups ``[2 * inner, hidden]``, and down ``[hidden, inner]``."""
+    """A layer of ``gate_up`` ``[2 * inner, hidden]``, all gates above all ups, and ``down``."""
     if placement.native is not None and is_packed_alike(gate_up, down):
         return FusedSwiGlu(gate_up, down, num_parts, placement.native)
     return ProductSwiGlu(gate_up, down, num_parts, placement)

@@ -155,7 +155,7 @@ class DenseExperts:
 def _read_experts(
     config: ModelConfig, moe: MoeConfig, reader: WeightReader, prefix: str, *, with_shared: bool
 ) -> tuple[Matrix, Matrix]:
-    """The experts stacked: all gates above all ups, and all downs side by side; shared ones first, if wanted."""
+    """The experts stacked, shared ones first if wanted: all gates above all ups, downs side by side."""
     hidden, width = config.hidden_size, moe.expert_dim
     experts = [read_swiglu(reader, f"{prefix}.experts.{e}", hidden, width) for e in range(moe.num_experts)]
     if with_shared and moe.shared_dim:

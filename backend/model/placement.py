@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from backend.config import DeviceConfig
 from backend.model.config import ModelConfig
@@ -28,6 +29,13 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
     native: NativeLibrary | None = None
+
+    def zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, device=self.device, dtype=self.dtype)
+
+    def put(self, vector: Tensor) -> Tensor:
+        """A copy of a weight, in place and type."""
+        return vector.to(device=self.device, dtype=self.dtype)
 
 
 def choose_placement(device_config: DeviceConfig, model: ModelConfig) -> Placement:

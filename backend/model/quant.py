@@ -1,15 +1,15 @@
 """Affine blocks: matrices of 4- or 8-bit integers with a scale and a minimum per group of 32 columns.
 
-``w[n, k] = scale[n, k // 32] * q[n, k] + min[n, k // 32]`` with unsigned ``q``. GGUF's Q4_0, Q4_1 and Q8_0 blocks
-are of this form exactly, and so is symmetric INT4 (``min = -8 * scale``). In a checkpoint a matrix ``X.weight`` of
-this form is three tensors::
+``w[n, k] = scale[n, k // 32] * q[n, k] + min[n, k // 32]`` with unsigned ``q``. GGUF's Q4_0, Q4_1 and Q8_0
+blocks are of this form exactly, and so is symmetric INT4 (``min = -8 * scale``). In a checkpoint a matrix
+``X.weight`` of this form is three tensors::
 
     X.weight_packed   uint8    [rows, columns * bits / 8]
     X.weight_scale    float16  [rows, columns / 32]
     X.weight_min      float16  [rows, columns / 32]
 
-With 8 bits a byte is a column. With 4 bits byte ``b`` of a group's 16 holds column ``b`` in its low half and column
-``b + 16`` in its high half.
+With 8 bits a byte is a column. With 4 bits byte ``b`` of a group's 16 holds column ``b`` in its low half and
+column ``b + 16`` in its high half.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ Matrix = Tensor | AffineBlocks
 
 
 def concatenate(matrices: Sequence[Matrix], dim: int) -> Matrix:
-    """Join matrices along rows (0) or columns (1); affine blocks stay affine when all are, with equal bits."""
+    """Join matrices along rows (0) or columns (1); affine blocks of equal bits stay affine."""
     if len(matrices) == 1:
         return matrices[0]
     blocks = [matrix for matrix in matrices if isinstance(matrix, AffineBlocks)]

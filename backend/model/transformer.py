@@ -62,8 +62,8 @@ class Transformer:
         """Run one step.
 
         Returns:
-            Logits ``[rows, vocab]`` float32 of ``batch.logits_rows``. The KV of every token of the batch is in
-            ``caches`` afterwards.
+            Logits ``[rows, vocab]`` float32 of ``batch.logits_rows``. The KV of every token of the batch is
+            in ``caches`` afterwards.
         """
         eps, native = self.config.rms_norm_eps, self.placement.native
         step = StepContext(batch, *self.rope_table.at(batch.positions))

@@ -68,7 +68,8 @@ class WeightReader:
         self._unread = {name for name in self._unread if not name.startswith(prefix)}
 
     def finish(self) -> None:
-        """Refuse a checkpoint with tensors that nothing read: it computes something that this engine would not.
+        """Refuse a checkpoint with tensors that nothing read: it computes something that this engine would
+        not.
 
         Raises:
             UnsupportedModelError: naming one such tensor.

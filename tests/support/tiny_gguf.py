@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from tokenizers import pre_tokenizers
 
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS, VOCAB = 64, 6, 2, 32, 512, 2, 260
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS, VOCAB = 96, 6, 2, 32, 512, 2, 261
 
 
 def write_tiny_gguf(path: Path, *, seed: int = 0, **metadata: Any) -> None:
@@ -60,7 +60,7 @@ def _shapes() -> list[tuple[str, int, int]]:
 
 def _add_vocabulary(writer: GGUFWriter) -> None:
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"]
-    tokens = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokens = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet()), "he"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)

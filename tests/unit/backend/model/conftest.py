@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,7 @@ class Sequencer:
 
     def compute(self, *bounds: int) -> Tensor:
         """Compute the chunks between the bounds; logits ``[chunks, vocab]``."""
-        rows = [
-            self.runner.execute(StepPlan((self.chunk(start, end),)))
-            for start, end in zip(bounds, bounds[1:], strict=False)
-        ]
+        rows = [self.runner.execute(StepPlan((self.chunk(start, end),))) for start, end in pairwise(bounds)]
         return torch.cat(rows)
 
 
@@ -43,7 +41,9 @@ LoadRunner = Callable[..., ModelRunner]
 def load_runner() -> LoadRunner:
     """Load a path onto the CPU with one thread and 64 blocks."""
 
-    def load(path: Path, *, weights: str = "auto", num_blocks: int = 64, max_model_len: int = 512) -> ModelRunner:
+    def load(
+        path: Path, *, weights: str = "auto", num_blocks: int = 64, max_model_len: int = 512
+    ) -> ModelRunner:
         runner = ModelRunner.load(
             BackendConfig(
                 replica_id="r0",
