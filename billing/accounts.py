@@ -70,7 +70,7 @@ def hash_token(secret: str) -> bytes:
 
 
 class AccountDirectory:
-    """Accounts and API tokens in the store. Thread-safe; every call is one transaction. All raise StoreError."""
+    """Accounts and API tokens in the store. Thread-safe; a call is one transaction. All raise StoreError."""
 
     def __init__(self, store: Store, clock: Callable[[], int] = lambda: time.time_ns() // 1_000) -> None:
         """``clock`` returns UTC microseconds."""
@@ -78,7 +78,7 @@ class AccountDirectory:
         self._clock = clock
 
     def create_account(self, name: str, account_id: str | None = None) -> Account:
-        """A new account; its id is drawn at random unless given. Raises AccountError: the id is bad or taken."""
+        """A new account; its id is drawn unless given. Raises AccountError: the id is bad or taken."""
         chosen = secrets.token_hex(16) if account_id is None else account_id
         if _ACCOUNT_ID.fullmatch(chosen) is None:
             raise AccountError(f"account id {chosen!r} is not 32 hexadecimal characters in lower case")
@@ -118,7 +118,7 @@ class AccountDirectory:
         """
         if len(secret) < MIN_IMPORTED_TOKEN_CHARS or _SECRET.fullmatch(secret) is None:
             raise AccountError(
-                f"an API token needs at least {MIN_IMPORTED_TOKEN_CHARS} printable ASCII characters and no spaces"
+                f"an API token needs at least {MIN_IMPORTED_TOKEN_CHARS} printable ASCII characters"
             )
         try:
             return self._add_token(account_id, secret, name, permissions)
@@ -182,7 +182,7 @@ class AccountDirectory:
     def _find_token(self, token_hash: bytes) -> ApiToken | None:
         with self._store.reading() as connection:
             row = connection.execute(_TOKEN_BY_HASH, {"wanted": token_hash}).one_or_none()
-        # The index compares byte by byte, but only hashes; the final word takes the same time for any of them.
+        # The index compares byte by byte, but only hashes; the last word takes the same time for any.
         if row is None or not hmac.compare_digest(row.token_hash, token_hash):
             return None
         return _token(row)

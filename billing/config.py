@@ -1,4 +1,4 @@
-"""Configuration of the counting house. Prices are decimal strings in US dollars, so that no float touches money."""
+"""Configuration of the counting house. Prices are decimal strings, so that no float touches money."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How groups of bytes lie in a segment file, and how damage is told from an unfinished write.
 
-A segment is a header and then frames, back to back; a frame is (marker, count, length, checksum) and a payload.
-What follows the last frame is zeros that were reserved ahead, or nothing. The marker holds bytes that no UTF-8
-text contains, so nothing that a client sends can pass for a frame.
+A segment is a header and then frames, back to back; a frame is (marker, count, length, checksum) and a
+payload. What follows the last frame is zeros that were reserved ahead, or nothing. The marker holds bytes
+that no UTF-8 text contains, so nothing that a client sends can pass for a frame.
 
 Appends are flushed one at a time. Hence at most the very last frame of the newest segment can be unfinished
 after a crash: it was never acknowledged and is dropped. A bad frame with a sound one behind it is damage.

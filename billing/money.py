@@ -1,8 +1,8 @@
 """Integer money and the one rounding rule.
 
 Units, smallest last: a rate is micro-dollars per million tokens, so a token at rate ``r`` costs exactly ``r``
-pico-dollars. A line of a charge is ``tokens * rate`` pico-dollars, exact, and is rounded once, half to even, to
-nano-dollars. Nothing here or downstream is a float.
+pico-dollars. A line of a charge is ``tokens * rate`` pico-dollars, exact, and is rounded once, half to even,
+to nano-dollars. Nothing here or downstream is a float.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse_micros(text: str) -> int:
     match = _DECIMAL.fullmatch(text)
     if match is None or not text.isascii():
         raise ValueError(
-            f"{text!r} is not a plain decimal number with at most nine digits before the point and six after it"
+            f"{text!r} is not a plain decimal number with at most nine digits before the point and six after"
         )
     whole, fraction = match.group(1), match.group(2) or ""
     return int(whole) * MICROS_PER_UNIT + int(fraction.ljust(6, "0"))

@@ -52,7 +52,7 @@ class Poster:
         self._thread.start()
 
     def stop(self) -> int:
-        """Post what is left within ``stop_timeout_s`` and end the thread; returns the records still unposted."""
+        """Post what is left within ``stop_timeout_s``, end the thread; returns the records still unposted."""
         self._stopping.set()
         self._spool.wake()
         if self._thread is not None:

@@ -45,7 +45,7 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class RateCard(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices of one model from ``effective_from_us`` on. ``version`` spells out the date and the three prices."""
+    """Prices of one model from ``effective_from_us`` on. ``version`` spells out the date and the prices."""
 
     model: str
     effective_from_us: int
@@ -68,9 +68,9 @@ class Charge(msgspec.Struct, frozen=True):
     """A priced record.
 
     ``lines`` are input, cached input and output, in this order; ``amount_nanos`` is their sum.
-    ``undiscounted_nanos`` is what the same lines would cost at the input rate for cached tokens, so that a card
-    without a discount gives a discount of exactly nothing. ``neurons_e4`` counts ten-thousandths of a neuron.
-    A record that is not charged has no lines, no card and all amounts zero.
+    ``undiscounted_nanos`` is what the same lines would cost at the input rate for cached tokens, so that a
+    card without a discount gives a discount of exactly nothing. ``neurons_e4`` counts ten-thousandths of a
+    neuron. A record that is not charged has no lines, no card and all amounts zero.
     """
 
     lines: tuple[ChargeLine, ...]
@@ -129,7 +129,7 @@ class RateBook:
         return cls(cards, config.currency)
 
     def covers(self, model: str, at_us: int | None = None) -> bool:
-        """Whether the model has a card (in force at ``at_us``, when given). Once in force, some card always is."""
+        """Whether the model has a card; with ``at_us``, one in force then. From the first on, there always is."""
         starts = self._starts.get(model)
         return starts is not None and (at_us is None or starts[0] <= at_us)
 
@@ -183,7 +183,7 @@ class RateBook:
 
 
 def rates_of_version(version: str) -> tuple[int, int, int]:
-    """Input, cached input and output rate in micro-dollars per million tokens, as ``RateCard.version`` has them."""
+    """Input, cached input and output rate of a ``RateCard.version``, in micro-dollars per million tokens."""
     first, second, third = version.split(" ")[1].split("/")
     return int(first), int(second), int(third)
 

@@ -1,7 +1,7 @@
 """The tables. Instants are integer UTC microseconds, money is integer nano-dollars, ids are text.
 
-Rows of the three append-only tables are keyed by the request id and stored in its order, so that ids that grow
-with time (``usage.new_request_id``) are written to the end of each table. ``usage_records`` mirrors
+Rows of the three append-only tables are keyed by the request id and stored in its order, so that ids that
+grow with time (``usage.new_request_id``) are written to the end of each table. ``usage_records`` mirrors
 ``UsageRecord`` field by field; a test holds the two together, and these tables to the migrations.
 """
 

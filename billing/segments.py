@@ -69,7 +69,7 @@ def recover_all(directory: Path) -> list[Segment]:
     """Check the segments that another process left, oldest first, and cut off what was never acknowledged.
 
     Raises:
-        SpoolCorruptError: a frame that had been acknowledged is damaged, or a segment between others is missing.
+        SpoolCorruptError: an acknowledged frame is damaged, or a segment between others is missing.
     """
     found = list_segments(directory)
     for (number, _), (following, _) in pairwise(found):
@@ -82,7 +82,7 @@ def recover_all(directory: Path) -> list[Segment]:
 
 
 def read_frames(segment: Segment, position: int) -> Iterator[tuple[Frame, list[UsageRecord]]]:
-    """The frames from ``position`` on, decoded, up to the end of the segment or what one window of reading holds.
+    """The frames from ``position`` on, decoded, up to the end of the segment or of one window of reading.
 
     At least the first frame is read whole, however long. Frame positions are those in the file.
     """
@@ -136,7 +136,7 @@ def _cut(path: Path, number: int, size: int, num_records: int) -> Segment:
 
 
 class SegmentWriter:
-    """Appends to one new segment file. Bytes are reserved ahead, as zeros, so that a flush moves data only."""
+    """Appends to one new segment file. Bytes are reserved ahead, as zeros: then a flush moves data only."""
 
     def __init__(self, directory: Path, number: int, reserve_bytes: int, disk: Disk) -> None:
         """Create the file, durably. Raises SpoolError; then it does not exist."""

@@ -1,10 +1,11 @@
 """The durable journal between the edge and the store: what is appended here will be billed, once.
 
-Append-only segment files of CRC-framed groups of records. An append is one write and one ``fdatasync``; when it
-returns, the records survive the process and the machine. One process at a time may have a spool open.
+Append-only segment files of CRC-framed groups of records. An append is one write and one ``fdatasync``; when
+it returns, the records survive the process and the machine. One process at a time may have a spool open.
 
-Records leave in order: :meth:`Spool.read_batch`, then :meth:`Spool.mark_posted` once the store has them. A process
-that dies between the two leaves them to its successor, so a record may be read twice; the store takes it once.
+Records leave in order: :meth:`Spool.read_batch`, then :meth:`Spool.mark_posted` once the store has them. A
+process that dies between the two leaves them to its successor, so a record may be read twice; the store takes
+it once.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class SpoolLockedError(SpoolError):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Records in the order of their appending; ``segment_number`` and ``end`` say where the next batch begins."""
+    """Records in the order of their appending; the next batch begins at ``end`` of the segment."""
 
     records: list[UsageRecord]
     segment_number: int
@@ -157,7 +158,7 @@ class Spool:
         return batch
 
     def mark_posted(self, batch: Batch) -> None:
-        """The store has this batch, which must be the last one read; its segment goes when nothing else is in it."""
+        """The store has this batch, the last one read. A segment of which all is posted is deleted."""
         with self._state_lock:
             if not self._segments or self._segments[0].number != batch.segment_number:
                 raise SpoolError(
@@ -227,7 +228,7 @@ class Spool:
 
 
 def read_spooled(directory: Path) -> Iterator[UsageRecord]:
-    """Every sound record now in a spool, posted or not, without opening it: for the audit, beside a running edge."""
+    """Every sound record now in a spool, posted or not, without opening it: for an audit beside the edge."""
     if not directory.is_dir():
         return
     for number, path in list_segments(directory):

@@ -29,7 +29,7 @@ class UnknownAccountError(LookupError):
 
 
 class StatementLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One token class of one model at one price. ``rate`` is in dollars per million tokens, a decimal string."""
+    """One token class of one model at one price: ``rate`` dollars per million tokens, a decimal string."""
 
     model: str
     token_class: str

@@ -40,7 +40,7 @@ class PostResult(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """One database. Synchronous and thread-safe; every ``reading`` or ``writing`` block is one transaction."""
+    """One database. Synchronous, thread-safe; every ``reading`` or ``writing`` block is one transaction."""
 
     def __init__(self, engine: Engine, dialect: Dialect, clock: Callable[[], int]) -> None:
         """Use :meth:`open`."""

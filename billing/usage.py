@@ -31,7 +31,7 @@ class InvalidUsageError(ValueError):
 
 
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One served request. Instants are integer UTC microseconds, durations too. Never holds a prompt or a token.
+    """One served request. Instants and durations are integer microseconds, UTC. Never holds a prompt.
 
     A record that makes no sense cannot be built or decoded: InvalidUsageError names the field.
 

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the migrations on the connection, and within the transaction, that the store hands in."""
+"""Alembic's entry: runs the migrations on the connection, in the transaction, that the store hands in."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ class TestConfig:
             ({"currency": "Dollars"}, "billing.currency"),
         ],
     )
-    def test_other_values_are_named_too(self, change: dict[str, str], path: str) -> None:
+    def test_other_values_are_named_too(self, change: dict[str, Any], path: str) -> None:
         with pytest.raises(BillingConfigError) as caught:
             RateBook.from_config(BillingConfig(**change))
         assert caught.value.path == path

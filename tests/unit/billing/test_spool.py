@@ -68,6 +68,18 @@ def copy_of(directory: Path, target: Path, change: Callable[[bytes], bytes], whi
     return target
 
 
+def cut_at(position: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:position]
+
+
+def zero_from(position: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:position] + bytes(len(data) - position + 500)
+
+
+def flip(position: int, bits: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:position] + bytes([data[position] ^ bits]) + data[position + 1 :]
+
+
 class TestOrder:
     def test_records_come_out_as_they_went_in(self, tmp_path: Path) -> None:
         given = records(100)
@@ -193,7 +205,7 @@ class TestTornTail:
     def test_cut_at_every_byte_of_the_last_append(self, whole: tuple[Path, int], tmp_path: Path) -> None:
         directory, start = whole
         for cut in range(start, segments_of(directory)[0].stat().st_size):
-            crashed = copy_of(directory, tmp_path / f"cut-{cut}", lambda data, cut=cut: data[:cut])
+            crashed = copy_of(directory, tmp_path / f"cut-{cut}", cut_at(cut))
             assert contents(crashed) == [BRIEF] * 2, f"cut at byte {cut}"
         assert contents(directory) == [BRIEF] * 3
 
@@ -204,7 +216,7 @@ class TestTornTail:
             crashed = copy_of(
                 directory,
                 tmp_path / f"zero-{cut}",
-                lambda data, cut=cut: data[:cut] + bytes(len(data) - cut + 500),
+                zero_from(cut),
             )
             assert contents(crashed) == [BRIEF] * 2, f"zero from byte {cut}"
 
@@ -214,7 +226,7 @@ class TestTornTail:
             crashed = copy_of(
                 directory,
                 tmp_path / f"bit-{position}",
-                lambda data, at=position: data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :],
+                flip(position, 0x10),
             )
             assert contents(crashed) == [BRIEF] * 2, f"bit flipped in byte {position}"
 
@@ -222,7 +234,7 @@ class TestTornTail:
         with spool_at(tmp_path / "whole", SpoolConfig(reserve_bytes=0)) as spool:
             spool.append(records(1))
         for cut in range(len(SEGMENT_HEADER)):
-            crashed = copy_of(tmp_path / "whole", tmp_path / f"cut-{cut}", lambda data, cut=cut: data[:cut])
+            crashed = copy_of(tmp_path / "whole", tmp_path / f"cut-{cut}", cut_at(cut))
             assert contents(crashed) == []
 
     def test_appending_goes_on_after_recovery(self, tmp_path: Path) -> None:
@@ -251,7 +263,7 @@ class TestDamage:
             damaged = copy_of(
                 whole,
                 tmp_path / f"bad-{position}",
-                lambda data, at=position: data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :],
+                flip(position, 0x01),
             )
             with pytest.raises(SpoolCorruptError, match=r"damaged at byte \d+.*backup"):
                 Spool(damaged, SMALL)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -23,7 +25,7 @@ from tests.support.ledger import NOON_US, record
         ({"surface": "fax"}, "surface is 'fax'"),
     ],
 )
-def test_a_record_that_cannot_be_true_cannot_be_built(changes: dict[str, object], named: str) -> None:
+def test_a_record_that_cannot_be_true_cannot_be_built(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidUsageError, match=named):
         record(**changes)
 
