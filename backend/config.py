@@ -40,7 +40,7 @@ class SchedulerConfig(_Section, frozen=True):
     """
 
     max_tokens_per_step: int = 512
-    max_mixed_step_s: float = 0.15
+    max_mixed_step_s: float = 0.2
     max_running: int = 32
     max_waiting: int = 256
     max_queue_wait_s: float = 60.0

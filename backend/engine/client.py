@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -181,12 +180,7 @@ class EngineClient:
             EngineStartError: when it cannot start (its message comes from the engine), or takes longer than
                 ``config.start_timeout_s``.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", worker_module, str(theirs.fileno()),
-                stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=dict(os.environ),
-            )  # fmt: skip
+        ours, process = await _spawn(worker_module)
         client = cls(process, on_progress)
         try:
             await client._connect(ours, config)
@@ -271,8 +265,7 @@ class EngineClient:
             await asyncio.sleep(0.1)
         self._lose_connection(f"the engine process ended with exit code {exit_code}")
         if not self._ready.done():
-            self._ready.set_exception(EngineStartError(_describe_early_end(exit_code)))
-            self._ready.exception()  # marks it as seen: whoever started the engine may have given up waiting
+            self._fail_start(_describe_early_end(exit_code))
         if not self.died.done():
             self.died.set_result(EngineDeath(exit_code, self._failure))
 
@@ -290,7 +283,11 @@ class EngineClient:
         elif isinstance(message, EngineInfo):
             self._ready.set_result(message)
         elif not self._ready.done():
-            self._ready.set_exception(EngineStartError(message.message))
+            self._fail_start(message.message)
+
+    def _fail_start(self, why: str) -> None:
+        self._ready.set_exception(EngineStartError(why))
+        self._ready.exception()  # marks it as seen: whoever started the engine may have given up waiting
 
     def _deliver(self, output: TokenOutput) -> None:
         stream = self._streams.get(output.sequence_id)
@@ -310,6 +307,21 @@ class EngineClient:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream._fail(EngineDiedError(why))
+
+
+async def _spawn(worker_module: str) -> tuple[socket.socket, asyncio.subprocess.Process]:
+    """Start an engine process; returns our end of the socket to it."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", worker_module, str(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
+            )  # fmt: skip
+        except BaseException:
+            ours.close()
+            raise
+    return ours, process
 
 
 def _describe_early_end(exit_code: int) -> str:
