@@ -129,7 +129,7 @@ class RateBook:
         return cls(cards, config.currency)
 
     def covers(self, model: str, at_us: int | None = None) -> bool:
-        """Whether the model has a card; with ``at_us``, one in force then. From the first on, there always is."""
+        """Whether the model has a card; with ``at_us``, one in force then. Cards never end without a next."""
         starts = self._starts.get(model)
         return starts is not None and (at_us is None or starts[0] <= at_us)
 
