@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import time
@@ -44,6 +45,9 @@ from gateway.telemetry import RequestTracing, Telemetry
 
 _log = logging.getLogger(__name__)
 
+_GC_THRESHOLD = 20_000
+"""Allocations between two looks for cycles."""
+
 
 def run(
     config: GatewayConfig,
@@ -79,10 +83,20 @@ async def _serve_until_signalled(
         loop.add_signal_handler(number, stopping.set)
     gateway = Gateway(config, models, replicas, billing, data_dir)
     await gateway.start()
+    _calm_garbage_collector()
     try:
         await stopping.wait()
     finally:
         await gateway.stop()
+
+
+def _calm_garbage_collector() -> None:
+    """Requests in flight are many young objects that soon die by reference count; looking through all of
+    them, and through the modules, after every few hundred allocations costs a tenth of the edge's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, 20, 50)
 
 
 class Gateway:

@@ -12,6 +12,7 @@ import asyncio
 import hmac
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol
 
 from billing.accounts import Principal, hash_token
@@ -20,6 +21,7 @@ from gateway.errors import Reason, Refusal, unauthenticated
 from gateway.framing import framed
 
 RUN_PERMISSION = "ai:run"
+_MAX_RECENT_SALTS = 4096
 _SALT_DOMAIN = b"embergate prefix cache salt v1"
 
 
@@ -114,7 +116,11 @@ class SaltMaker:
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
+        self._recent = lru_cache(_MAX_RECENT_SALTS)(self._derive)
 
     def salt_for(self, account_id: str) -> str:
         """64 hexadecimal characters; the same for an account for as long as the server secret lives."""
+        return self._recent(account_id)
+
+    def _derive(self, account_id: str) -> str:
         return hmac.digest(self._secret, framed(_SALT_DOMAIN, account_id.encode()), "sha256").hex()
