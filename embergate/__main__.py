@@ -60,9 +60,7 @@ def cli(context: click.Context, config: str | None) -> None:
 def main() -> None:
     """Run the command line; whatever goes wrong for a known reason ends in one sentence."""
     try:
-        cli.main(prog_name="embergate", standalone_mode=False)
-    except click.exceptions.Exit as exit_:
-        sys.exit(exit_.exit_code)
+        code = cli.main(prog_name="embergate", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -77,6 +75,7 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _refuse(message: str, code: int) -> None:

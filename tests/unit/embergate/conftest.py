@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import subprocess
+import contextlib
+import io
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from embergate.__main__ import main
 from tests.support.ports import free_port, free_port_run
 
 MODEL = "@cf/huggingface/smollm2-135m-instruct"
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 class CommandLine:
@@ -26,17 +37,23 @@ class CommandLine:
             "input: '0.05', cached_input: '0.01', output: '0.20'}]}\n"
         )
 
-    def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "embergate", *arguments],
-            cwd=self.home,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[3])},
-        )
+    def run(self, *arguments: str, stdin: str = "") -> Done:
+        """Run it in this process, with everything that it reads and writes replaced."""
+        stdout, stderr = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.home)
+            patch.setattr(sys, "argv", ["embergate", *arguments])
+            patch.setattr(sys, "stdin", io.StringIO(stdin))
+            patch.delenv("EMBERGATE_CONFIG", raising=False)
+            patch.delenv("EMBERGATE_DATA_DIR", raising=False)
+            with (
+                contextlib.redirect_stdout(stdout),
+                contextlib.redirect_stderr(stderr),
+                pytest.raises(SystemExit) as ended,
+            ):
+                main()
+        assert isinstance(ended.value.code, int)
+        return Done(ended.value.code, stdout.getvalue(), stderr.getvalue())
 
 
 @pytest.fixture

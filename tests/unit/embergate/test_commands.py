@@ -1,0 +1,185 @@
+"""The commands that need no running processes, from arguments to output and exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from typing import Any
+
+import pytest
+
+from billing.config import BillingConfig, RateCardConfig
+from billing.rates import RateBook
+from billing.store import Store
+from billing.usage import UsageRecord
+from embergate.run_state import ProcessIdentity, RunState, StateFile
+from tests.unit.embergate.conftest import MODEL, CommandLine
+
+STARTED_AT_US = 1_796_000_000_000_000
+"""2026-11-30T00:53:20Z"""
+
+
+def record(number: int, account_id: str, **changes: Any) -> UsageRecord:
+    return UsageRecord(
+        **{
+            "request_id": f"request-{number}",
+            "account_id": account_id,
+            "token_id": "token",
+            "model": MODEL,
+            "requested_model": MODEL,
+            "surface": "run",
+            "replica_id": "replica-0",
+            "session": f"session-{number % 2}",
+            "started_at_us": STARTED_AT_US + number * 1_000_000,
+            "finished_at_us": STARTED_AT_US + number * 1_000_000 + 500_000,
+            "prompt_tokens": 1_000,
+            "cached_prompt_tokens": 800,
+            "completion_tokens": 100,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+def account_id(command_line: CommandLine) -> str:
+    """An account with three requests on its books."""
+    done = command_line.run("accounts", "create", "acme", "--json")
+    account_id: str = json.loads(done.stdout)[0]["id"]
+    card = RateCardConfig(
+        model=MODEL, effective_from="2020-01-01", input="0.05", cached_input="0.01", output="0.20"
+    )
+    store = Store.open(f"sqlite:///{command_line.data_dir / 'ledger.db'}")
+    store.post(
+        [record(number, account_id) for number in range(3)],
+        RateBook.from_config(BillingConfig(rate_cards=[card])),
+    )
+    store.close()
+    return account_id
+
+
+def answer(command_line: CommandLine, *arguments: str) -> Any:
+    done = command_line.run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_token_is_printed_once_and_never_listed(command_line: CommandLine, account_id: str) -> None:
+    made = command_line.run("tokens", "create", "--account", account_id, "--name", "laptop")
+    secret = made.stdout.strip()
+    assert len(secret) >= 32
+    listed = command_line.run("tokens", "list", "--account", account_id)
+    assert "laptop" in listed.stdout
+    assert secret not in listed.stdout
+
+
+def test_an_imported_token_is_read_from_standard_input(command_line: CommandLine, account_id: str) -> None:
+    done = command_line.run("tokens", "import", "--account", account_id, stdin=f"{'s' * 40}\n")
+    assert done.returncode == 0, done.stderr
+    (token,) = answer(command_line, "tokens", "list")
+    assert token["name"] == "imported"
+    assert command_line.run("tokens", "revoke", token["id"]).returncode == 0
+    assert answer(command_line, "tokens", "list")[0]["revoked_at_us"] is not None
+
+
+def test_what_does_not_exist_is_refused_in_one_sentence(command_line: CommandLine) -> None:
+    for arguments in (
+        ("tokens", "create", "--account", "f" * 32),
+        ("tokens", "revoke", "nothing"),
+        ("accounts", "create", "x", "--id", "not-hex"),
+        ("statement", "--account", "f" * 32),
+        ("statement",),
+    ):
+        done = command_line.run(*arguments)
+        assert done.returncode == 1, arguments
+        assert done.stderr.startswith("embergate: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_usage_shows_cost_with_and_without_the_cache(command_line: CommandLine, account_id: str) -> None:
+    total = answer(command_line, "usage", "--account", account_id)["total"]
+    assert total["num_requests"] == 3
+    assert total["cached_share"] == 0.8
+    assert total["amount_nanos"] == 3 * (200 * 50 + 800 * 10 + 100 * 200)
+    assert total["undiscounted_nanos"] == 3 * (1_000 * 50 + 100 * 200)
+    rows = answer(command_line, "usage", "--by", "session")["rows"]
+    assert {row["key"]: row["num_requests"] for row in rows} == {"session-0": 2, "session-1": 1}
+    since = answer(command_line, "usage", "--since", "2026-11-30T00:53:21Z")["total"]
+    assert since["num_requests"] == 2
+    assert MODEL in command_line.run("usage").stdout
+    assert command_line.run("usage", "--since", "yesterday").returncode == 2
+
+
+def test_a_statement_adds_up(command_line: CommandLine, account_id: str) -> None:
+    bill = answer(command_line, "statement", "--account", account_id, "--month", "2026-11")
+    assert bill["amount_nanos"] == sum(line["amount_nanos"] for line in bill["lines"]) > 0
+    shown = command_line.run("statement", "--account", account_id, "--month", "2026-11").stdout
+    assert "acme" in shown
+    assert "3 requests" in shown
+
+
+def test_an_audit_passes_and_any_drift_fails_it(command_line: CommandLine, account_id: str) -> None:
+    done = command_line.run("audit")
+    assert done.returncode == 0
+    assert "The books are right." in done.stdout
+    with sqlite3.connect(command_line.data_dir / "ledger.db") as database:
+        triggers = database.execute("select name from sqlite_master where type = 'trigger'").fetchall()
+        for (name,) in triggers:
+            database.execute(f"drop trigger {name}")
+        database.execute("update usage_records set completion_tokens = 101 where request_id = 'request-1'")
+    database.close()
+    done = command_line.run("audit")
+    assert done.returncode == 1
+    assert "request-1" in done.stdout
+    assert json.loads(command_line.run("audit", "--json").stdout)["num_findings"] == 1
+
+
+def test_nothing_runs_at_first(command_line: CommandLine) -> None:
+    done = command_line.run("status")
+    assert done.returncode == 3
+    assert "Nothing is running" in done.stderr
+    done = command_line.run("down")
+    assert done.returncode == 0
+    assert "Nothing is running." in done.stderr
+    done = command_line.run("logs")
+    assert done.returncode == 1
+    assert "there are no logs" in done.stderr
+
+
+def test_status_says_why_the_last_start_failed(command_line: CommandLine) -> None:
+    run_dir = command_line.data_dir / "run"
+    run_dir.mkdir(parents=True)
+    gone = ProcessIdentity(pid=os.getpid(), started_at=0.0)
+    StateFile(run_dir).write(RunState(supervisor=gone, phase="failed", message="the disk is full"))
+    done = command_line.run("status")
+    assert done.returncode == 3
+    assert "the last start failed: the disk is full" in done.stderr
+
+
+def test_logs_are_shown_by_process(command_line: CommandLine) -> None:
+    logs = command_line.data_dir / "logs"
+    logs.mkdir(parents=True)
+    (logs / "gateway.log").write_text("one\ntwo\n")
+    (logs / "replica-0.log").write_text("three\n")
+    assert command_line.run("logs").stdout == "gateway   | one\ngateway   | two\nreplica-0 | three\n"
+    assert command_line.run("logs", "gateway", "-n", "1").stdout == "gateway | two\n"
+    done = command_line.run("logs", "nobody")
+    assert "there are gateway, replica-0" in done.stderr
+
+
+def test_a_bad_configuration_is_refused_with_its_path(command_line: CommandLine) -> None:
+    config = command_line.home / "config.yaml"
+    config.write_text(config.read_text().replace("port:", "prot:", 1))
+    done = command_line.run("up")
+    assert done.returncode == 1
+    assert done.stderr == "embergate: config.yaml: gateway.prot: unknown key; did you mean port?\n"
+
+
+def test_a_model_that_is_not_there_is_refused(command_line: CommandLine) -> None:
+    config = command_line.home / "config.yaml"
+    config.write_text(config.read_text().replace(f"id: '{MODEL}'", f"id: '{MODEL}', source: ./nowhere"))
+    done = command_line.run("up")
+    assert done.returncode == 1
+    assert f"the model {MODEL} is not at {command_line.home}/nowhere" in done.stderr
+    (row,) = answer(command_line, "models", "list")
+    assert row["source"] == "./nowhere"
