@@ -14,7 +14,7 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS, VOCAB = 96, 6, 2, 32, 512, 2, 26
 
 
 def write_tiny_gguf(path: Path, *, seed: int = 0, **metadata: Any) -> None:
-    """Write a 2-layer llama (Q4_1 matrices, Q8_0 embedding, tied head); ``metadata`` replaces integer keys."""
+    """Write a 2-layer llama (Q4_1 matrices, Q8_0 embedding, tied head); ``metadata`` are integer keys."""
     rng = np.random.default_rng(seed)
     writer = GGUFWriter(str(path), "llama")
     writer.add_block_count(LAYERS)

@@ -27,7 +27,7 @@ KIMI_YARN = {
 
 
 def write_tiny_llama(directory: Path, *, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """Write a 2-layer llama (hidden 64, 4 heads on 2 KV heads, vocabulary 256); returns the reference model."""
+    """Write a 2-layer llama (hidden 64, 4 heads on 2 KV heads); returns the reference model."""
     fields: dict[str, Any] = {
         "hidden_size": 64,
         "intermediate_size": 96,
