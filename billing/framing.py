@@ -48,7 +48,7 @@ def frame_at(data: bytes, position: int) -> Frame | None:
     end = start + length
     if marker != FRAME_MARKER or end > len(data):
         return None
-    if checksum != _checksum(num_records, length, memoryview(data)[start:end]):
+    if checksum != _checksum(num_records, length, data[start:end]):
         return None
     return Frame(num_records, start, end)
 
@@ -76,5 +76,5 @@ def is_blank(data: bytes, position: int) -> bool:
     return data.count(0, position) == len(data) - position
 
 
-def _checksum(num_records: int, length: int, payload: bytes | memoryview) -> int:
+def _checksum(num_records: int, length: int, payload: bytes) -> int:
     return zlib.crc32(payload, zlib.crc32(_COVERED.pack(num_records, length)))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from billing.framing import SEGMENT_HEADER, Frame, frame_at, frames_from, has_frame_after, is_blank
+from billing.framing import SEGMENT_HEADER, frame_at, frames_from, has_frame_after, is_blank
 from billing.usage import UsageRecord
 
 _NAME = re.compile(r"(\d{12})\.spool", re.ASCII)
@@ -81,10 +81,10 @@ def recover_all(directory: Path) -> list[Segment]:
     return [_recover(path, number, is_newest=number == found[-1][0]) for number, path in found]
 
 
-def read_frames(segment: Segment, position: int) -> Iterator[tuple[Frame, list[UsageRecord]]]:
-    """The frames from ``position`` on, decoded, up to the end of the segment or of one window of reading.
+def read_frames(segment: Segment, position: int) -> Iterator[tuple[int, list[UsageRecord]]]:
+    """The appends from ``position`` on, up to the end of the segment or of one window of reading.
 
-    At least the first frame is read whole, however long. Frame positions are those in the file.
+    Each with the position in the file at which it ends. At least the first is read whole, however long.
     """
     remaining = segment.size - position
     with segment.path.open("rb", buffering=0) as file:
@@ -92,8 +92,7 @@ def read_frames(segment: Segment, position: int) -> Iterator[tuple[Frame, list[U
         if frame_at(data, 0) is None and len(data) < remaining:
             data = os.pread(file.fileno(), remaining, position)
     for found in frames_from(data, 0):
-        records = _RECORDS.decode(memoryview(data)[found.start : found.end])
-        yield Frame(found.num_records, position + found.start, position + found.end), records
+        yield position + found.end, _RECORDS.decode(data[found.start : found.end])
 
 
 def _recover(path: Path, number: int, *, is_newest: bool) -> Segment:

@@ -185,11 +185,11 @@ class Spool:
     def _read(self, segment: Segment, position: int, max_records: int) -> Batch:
         records: list[UsageRecord] = []
         end = position
-        for found, decoded in read_frames(segment, position):
-            if records and len(records) + len(decoded) > max_records:
+        for append_end, appended in read_frames(segment, position):
+            if records and len(records) + len(appended) > max_records:
                 break
-            records.extend(decoded)
-            end = found.end
+            records.extend(appended)
+            end = append_end
         if end == position:
             raise SpoolCorruptError(f"{segment.path}: damaged at byte {position} after it was written")
         return Batch(records, segment.number, end)
@@ -237,9 +237,9 @@ def read_spooled(directory: Path) -> Iterator[UsageRecord]:
             segment = Segment(path, number, path.stat().st_size, 0)
             while start < segment.size:
                 position = start
-                for found, records in read_frames(segment, position):
+                for append_end, records in read_frames(segment, position):
                     yield from records
-                    start = found.end
+                    start = append_end
                 if start == position:
                     break  # reserved bytes, or an append that is being written now
         except FileNotFoundError:
