@@ -91,6 +91,7 @@ class AccountDirectory:
         return account
 
     def find_account(self, account_id: str) -> Account | None:
+        """The account, or None when there is none of this id."""
         with self._store.reading() as connection:
             return _find_account(connection, account_id)
 
