@@ -7,7 +7,7 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvloop
@@ -20,6 +20,7 @@ from billing.rates import RateBook
 from billing.spool import Spool
 from billing.store import Store
 from gateway.auth import Authenticator, SaltMaker
+from gateway.call import SurfaceForm
 from gateway.catalog import Catalog
 from gateway.client import ReplicaClient
 from gateway.config import GatewayConfig, ReplicaAddress, ServedModel
@@ -39,7 +40,7 @@ from gateway.predictions import CachePredictions
 from gateway.probes import HealthProber
 from gateway.reconciliation import KnownRequests, Reconciler
 from gateway.replicas import Replica, ReplicaTable
-from gateway.routing import Ranking, RingRanking, rank_by_rendezvous
+from gateway.routing import RingRanking, rank_by_rendezvous
 from gateway.secret_files import CACHE_SALT_SECRET, POOL_TOKEN, load_or_create
 from gateway.telemetry import RequestTracing, Telemetry
 
@@ -99,6 +100,35 @@ def _calm_garbage_collector() -> None:
     gc.set_threshold(_GC_THRESHOLD, 20, 50)
 
 
+class Books:
+    """The ledger as the edge has it: a journal that records go to, and a thread that posts them from
+    there.
+    """
+
+    def __init__(self, billing: BillingConfig, data_dir: Path) -> None:
+        """Opens the store and locks the journal. Raises StoreError, SpoolError, billing's
+        BillingConfigError.
+        """
+        self.rate_book = RateBook.from_config(billing)
+        self.store = Store.open(billing.database_url_in(data_dir))
+        self.spool = Spool(data_dir / "spool", billing.spool)
+        self.accounts = AccountDirectory(self.store)
+        self._poster = Poster(self.spool, self.store, self.rate_book)
+
+    def start(self) -> None:
+        """Post what an earlier process left, then go on posting. Blocking."""
+        self._poster.drain()
+        self._poster.start()
+
+    def close(self) -> None:
+        """Post what waits and close. Blocking."""
+        num_left = self._poster.stop()
+        if num_left:
+            _log.warning("%d usage records wait in the journal for the next start", num_left)
+        self.spool.close()
+        self.store.close()
+
+
 class Gateway:
     """The edge as one object. Made and used inside a running event loop; start once, stop once."""
 
@@ -117,94 +147,97 @@ class Gateway:
         self._config = config
         self._is_accepting = False
         self._background: set[asyncio.Task[None]] = set()
-        catalog = Catalog(models)
-        rate_book = RateBook.from_config(billing)
-        _check_rates(models, rate_book)
-        secrets_dir = data_dir / "secrets"
-        pool_headers = (
+        self._catalog = Catalog(models)
+        pool_token = load_or_create(data_dir / "secrets", POOL_TOKEN)
+        self._replica_headers = (
             ("content-type", "application/json"),
-            ("authorization", f"Bearer {load_or_create(secrets_dir, POOL_TOKEN)}"),
+            ("authorization", f"Bearer {pool_token}"),
         )
-        salts = SaltMaker(load_or_create(secrets_dir, CACHE_SALT_SECRET))
-
-        self._store = Store.open(billing.database_url_in(data_dir))
-        self._spool = Spool(data_dir / "spool", billing.spool)
-        self._poster = Poster(self._spool, self._store, rate_book)
-
+        self._salts = SaltMaker(load_or_create(data_dir / "secrets", CACHE_SALT_SECRET))
+        self._books = Books(billing, data_dir)
+        _check_rates(models, self._books.rate_book)
+        self._authenticator = Authenticator(self._books.accounts, config.auth, loop.time)
         self.metrics = GatewayMetrics(config.telemetry.max_account_labels)
         self._telemetry = _telemetry(config, self.metrics, tracing, loop)
-        self._journal = UsageJournal(self._spool, config.metering, self.metrics.observe_commit)
+        self._journal = UsageJournal(self._books.spool, config.metering, self.metrics.observe_commit)
+        self._known = KnownRequests(config.metering.max_known_requests)
         self._client = ReplicaClient(config.upstream)
         self.table = ReplicaTable(replicas, config.routing, config.health)
         self._prober = HealthProber(self.table, self._client, config.health)
-        known = KnownRequests(config.metering.max_known_requests)
         self._reconciler = Reconciler(
             self._client,
-            pool_headers,
-            self._store,
-            known,
+            self._replica_headers,
+            self._books.store,
+            self._known,
             self._journal.commit,
             timeout_s=config.upstream.first_byte_timeout_s,
         )
+        self._pipeline = self._build_pipeline(loop.time)
+        self.server = self._build_server(loop.time)
+
+    def _build_pipeline(self, clock: Callable[[], float]) -> Pipeline:
+        config = self._config
         predictions = CachePredictions(config.routing.max_tracked_sessions)
-        authenticator = Authenticator(AccountDirectory(self._store), config.auth, loop.time)
-        self._pipeline = Pipeline(
-            authenticator=authenticator,
-            catalog=catalog,
+        dispatcher = Dispatcher(
+            self.table,
+            self._client,
+            RingRanking() if config.routing.policy == "ring" else rank_by_rendezvous,
+            predictions,
+            self._replica_headers,
+            max_attempts=config.routing.max_attempts,
+            whole_answer_timeout_s=config.upstream.request_timeout_s,
+            clock=clock,
+        )
+        return Pipeline(
+            authenticator=self._authenticator,
+            catalog=self._catalog,
             limits=AccountLimits(config.limits, time.monotonic_ns),
-            salts=salts,
-            dispatcher=Dispatcher(
-                self.table,
-                self._client,
-                _ranking(config),
-                predictions,
-                pool_headers,
-                max_attempts=config.routing.max_attempts,
-                whole_answer_timeout_s=config.upstream.request_timeout_s,
-                clock=loop.time,
-            ),
+            salts=self._salts,
+            dispatcher=dispatcher,
             predictions=predictions,
             client=self._client,
-            replica_headers=pool_headers,
+            replica_headers=self._replica_headers,
             outbound_headers=self._telemetry.outbound_headers,
-            rate_book=rate_book,
+            rate_book=self._books.rate_book,
             journal=self._journal,
-            known=known,
+            known=self._known,
             abort_usage_wait_s=config.metering.abort_usage_wait_s,
-            clock=loop.time,
         )
+
+    def _build_server(self, clock: Callable[[], float]) -> EdgeServer:
+        config = self._config
         max_choices = config.limits.max_choices
-        inference = InferenceRoutes(
-            self._pipeline,
-            self._telemetry,
-            {"run": NativeForm(max_choices), "v1": OpenAIForm(max_choices)},
-            loop.time,
-        )
+        surfaces: dict[str, SurfaceForm] = {"run": NativeForm(max_choices), "v1": OpenAIForm(max_choices)}
+        inference = InferenceRoutes(self._pipeline, self._telemetry, surfaces, clock)
         ops = OpsRoutes(
             self.table,
-            catalog,
-            authenticator,
+            self._catalog,
+            self._authenticator,
             self.metrics,
             is_accepting=lambda: self._is_accepting,
             started_at=int(time.time()),
         )
-        self.server = EdgeServer(
-            config, inference.match, _application(config, inference, ops), refusal=edge_refusal
-        )
+        app = _application(config, inference, ops)
+        return EdgeServer(config, inference.match, app, refusal=edge_refusal)
 
     async def start(self) -> None:
-        """Post what an earlier process left, find ready replicas, and listen.
+        """Post what an earlier process left, find ready replicas, and listen; undone when that fails.
 
         Raises:
             OSError: the port is taken.
+            billing.store.StoreError: the ledger cannot be written.
         """
-        self.metrics.watch(self.table, lambda: self._journal.num_pending, lambda: self._spool.num_unposted)
-        await asyncio.to_thread(self._poster.drain)
-        self._poster.start()
-        self._journal.start()
+        spool = self._books.spool
+        self.metrics.watch(self.table, lambda: self._journal.num_pending, lambda: spool.num_unposted)
         self.table.on_ready(self._follow_usages)
-        await self._prober.start()
-        await self.server.start()
+        try:
+            await asyncio.to_thread(self._books.start)
+            self._journal.start()
+            await self._prober.start()
+            await self.server.start()
+        except BaseException:
+            await self.stop()
+            raise
         self._is_accepting = True
         _log.info("listening on %s:%d", self._config.host, self.server.port)
 
@@ -219,11 +252,7 @@ class Gateway:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._client.close()
         await self._journal.stop()
-        num_left = await asyncio.to_thread(self._poster.stop)
-        if num_left:
-            _log.warning("%d usage records wait in the spool for the next start", num_left)
-        self._spool.close()
-        self._store.close()
+        await asyncio.to_thread(self._books.close)
         await asyncio.to_thread(self._telemetry.close)
 
     def _follow_usages(self, replica: Replica) -> None:
@@ -262,10 +291,6 @@ def _telemetry(
 
         tracing = tracing_from_config(config.telemetry)
     return Telemetry(metrics, access_log, tracing, loop.time)
-
-
-def _ranking(config: GatewayConfig) -> Ranking[Replica]:
-    return RingRanking() if config.routing.policy == "ring" else rank_by_rendezvous
 
 
 def _check_rates(models: Sequence[ServedModel], rate_book: RateBook) -> None:

@@ -73,7 +73,6 @@ class Pipeline:
         journal: UsageJournal,
         known: KnownRequests,
         abort_usage_wait_s: float,
-        clock: Callable[[], float],
     ) -> None:
         self._authenticator = authenticator
         self._catalog = catalog
@@ -88,8 +87,8 @@ class Pipeline:
         self._journal = journal
         self._known = known
         self._abort_usage_wait_s = abort_usage_wait_s
-        self._clock = clock
         self._unsettled: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
 
     async def serve(self, call: Call) -> None:
         """Answer the call's exchange.
@@ -141,7 +140,7 @@ class Pipeline:
             cache_salt=self._salts.salt_for(call.account_id),
             billing_context=self._billing_context(call),
         )
-        task = cast("asyncio.Task[None]", asyncio.current_task())
+        task = cast("asyncio.Task[None]", asyncio.current_task(self._loop))
         exchange.on_disconnect(lambda: _cancel(task))
         try:
             return await self._dispatcher.answer(

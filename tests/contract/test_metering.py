@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -248,3 +250,18 @@ async def test_foreign_requests_on_a_replica_are_left_alone(
     await gateway.start()
     await asyncio.sleep(0.2)
     assert await gateway.stopped_records() == []
+
+
+async def test_a_taken_port_is_an_error_that_leaves_nothing_behind(
+    gateway: Harness, prepared_dir: Path, tmp_path: Path, replicas: list[FakeReplica]
+) -> None:
+    assert gateway.gateway is not None
+    config = gateway_config(port=gateway.gateway.server.port)
+    other = Harness(Path(shutil.copytree(prepared_dir, tmp_path / "other")), replicas, config)
+    num_threads = threading.active_count()
+    with pytest.raises(OSError, match="address already in use"):
+        await other.start()
+    assert not [one for one in threading.enumerate() if one.name == "usage-journal"][1:]
+    assert threading.active_count() <= num_threads + 5  # workers of the loop's executor may stay
+    other.gateway = None
+    assert other.records() == []
