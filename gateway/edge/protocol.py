@@ -52,10 +52,14 @@ class EdgeState:
         self.loop = asyncio.get_running_loop()
         self.connections: set[EdgeConnection] = set()
         self.stalled: set[EdgeConnection] = set()
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: dict[asyncio.Task[None], LeanExchange] = {}
         self.is_stopping = False
         self.all_closed = asyncio.Event()
         self.date_line = ""
+
+    def handler_returned(self, task: asyncio.Task[None]) -> None:
+        """A handler's task is over (a done callback)."""
+        self.tasks.pop(task).handler_returned(task)
 
 
 class EdgeConnection(asyncio.Protocol):
@@ -263,9 +267,8 @@ class EdgeConnection(asyncio.Protocol):
         if rest:
             self._keep_for_later(rest)
         task: asyncio.Task[None] = edge.loop.create_task(self._handler(exchange))
-        edge.tasks.add(task)
-        task.add_done_callback(edge.tasks.discard)
-        task.add_done_callback(exchange.handler_returned)
+        edge.tasks[task] = exchange
+        task.add_done_callback(edge.handler_returned)
 
     def _keep_for_later(self, data: bytes) -> None:
         self._buffer += data

@@ -33,6 +33,7 @@ class Answer:
         "_error",
         "_is_complete",
         "_is_open",
+        "_loop",
         "_replica_id",
         "_source",
         "consumer",
@@ -44,8 +45,11 @@ class Answer:
         "status",
     )
 
-    def __init__(self, source: AnswerSource, replica_id: str, limit: int) -> None:
+    def __init__(
+        self, source: AnswerSource, replica_id: str, limit: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._source = source
+        self._loop = loop
         self._replica_id = replica_id
         self.limit = limit
         self.pieces: list[bytes] = []
@@ -55,7 +59,7 @@ class Answer:
         self._error: BaseException | None = None
         self._is_complete = False
         self._is_open = True  # the connection still works for this answer
-        self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.head: asyncio.Future[None] = loop.create_future()
         self.status = 0
         self.headers: Mapping[str, str] = {}
 
@@ -132,7 +136,7 @@ class Answer:
 
     def _wait_end(self) -> asyncio.Future[None]:
         """A future of the answer's end, already done when it has come."""
-        end = self._end = asyncio.get_running_loop().create_future()
+        end = self._end = self._loop.create_future()
         if self._error is not None:
             end.set_exception(self._error)
         elif self._is_complete:

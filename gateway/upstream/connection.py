@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
 from typing import Protocol, cast
 
 import httptools
@@ -44,6 +43,7 @@ class ReplicaConnection(asyncio.Protocol):
         "_is_interim",
         "_is_paused",
         "_is_reusable",
+        "_loop",
         "_now",
         "_num_pieces",
         "_owner",
@@ -61,12 +61,17 @@ class ReplicaConnection(asyncio.Protocol):
     )
 
     def __init__(
-        self, owner: ConnectionOwner, replica_id: str, config: UpstreamConfig, now: Callable[[], float]
+        self,
+        owner: ConnectionOwner,
+        replica_id: str,
+        config: UpstreamConfig,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._owner = owner
         self._replica_id = replica_id
         self._config = config
-        self._now = now
+        self._loop = loop
+        self._now = loop.time
         self._answer: Answer | None = None
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append  # the parser calls it once per chunk: no Python frame for that
@@ -106,7 +111,7 @@ class ReplicaConnection(asyncio.Protocol):
         self._has_bytes = self._is_complete = False
         self._headers = {}
         self.num_requests += 1
-        answer = self._answer = Answer(self, self._replica_id, config.max_response_bytes)
+        answer = self._answer = Answer(self, self._replica_id, config.max_response_bytes, self._loop)
         if len(body) > 64 * 1024:
             self._transport.writelines((head, body))
         else:

@@ -116,4 +116,4 @@ class ReplicaPool:
             connection.lose("the client was closed")
 
     def _make_connection(self) -> ReplicaConnection:
-        return ReplicaConnection(self, self._replica_id, self._config, self._loop.time)
+        return ReplicaConnection(self, self._replica_id, self._config, self._loop)
