@@ -155,7 +155,9 @@ class Dispatcher:
         def write(data: bytes) -> None:
             if not exchange.is_started:
                 start_stream(call)
-            if call.span is not None:
+            if call.span is None:
+                relay.write = exchange.write  # nothing is left to look at
+            else:
                 _note_finish_reasons(call, data)
             exchange.write(data)
 

@@ -263,10 +263,9 @@ class Pipeline:
             return
         if not exchange.is_started:
             start_stream(call)
-        exchange.write(
+        exchange.finish(
             call.surface.stream_end(answer.final_chunk, usage, includes_usage=call.chat.includes_usage)
         )
-        exchange.finish()
 
     def _break_off(self, call: Call, code: str, message: str) -> None:
         """End a started stream with an error event and a closed connection, without ``[DONE]``."""

@@ -41,7 +41,7 @@ _decoder = msgspec.json.Decoder(_Frame)
 class StreamRelay:
     """Cuts a byte stream into frames and forwards them to ``write``, joined as they arrived.
 
-    Attributes to read at any time:
+    ``write`` may be replaced between two pieces. Attributes to read at any time:
 
     - ``usage``: raw JSON of the final usage object (on a frame without choices), or None.
     - ``final_frame``: raw JSON of that whole frame, or None.
@@ -56,7 +56,6 @@ class StreamRelay:
         "_clock",
         "_max_frame_bytes",
         "_tail",
-        "_write",
         "error",
         "final_frame",
         "first_frame_at",
@@ -64,6 +63,7 @@ class StreamRelay:
         "num_frames",
         "running_usage",
         "usage",
+        "write",
     )
 
     def __init__(
@@ -73,7 +73,7 @@ class StreamRelay:
         clock: Callable[[], float],
         max_frame_bytes: int = 1 << 20,
     ) -> None:
-        self._write = write
+        self.write = write
         self._clock = clock
         self._max_frame_bytes = max_frame_bytes
         self._tail = b""
@@ -125,7 +125,7 @@ class StreamRelay:
             self.num_frames += num_frames
             if self.first_frame_at is None:
                 self.first_frame_at = self._clock()
-        self._write(data)
+        self.write(data)
 
     def _sort_frames(self, block: bytes) -> None:
         """Look at each frame of a block that holds something suspicious."""
