@@ -38,7 +38,7 @@ down: $(VENV)/.installed ## Stop what runs.
 	@$(BIN)/embergate down
 
 status: $(VENV)/.installed ## Show which processes run.
-	@$(BIN)/embergate status
+	@$(BIN)/embergate status || test $$? -eq 1 -o $$? -eq 3
 
 logs: $(VENV)/.installed ## Show what the processes wrote (FOLLOW=1, PROCESS="gateway replica-0").
 	@$(BIN)/embergate logs $(if $(filter-out 0,$(FOLLOW)),--follow) $(PROCESS)
