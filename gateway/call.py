@@ -29,7 +29,7 @@ class SurfaceForm(Protocol):
 
     name: Surface
 
-    def decode(self, body: bytes, path_model: str | None) -> ChatRequest:
+    def decode(self, body: bytes, path_model: str | None, query: str) -> ChatRequest:
         """Raises Refusal naming the wrong field."""
 
     def completion(self, completion: bytes, usage: bytes) -> bytes:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
 
 import msgspec
 
+_log = logging.getLogger(__name__)
+
 _FLUSH_AFTER_S = 0.1
-_MAX_BUFFERED = 1000
+_MAX_BUFFERED = 20_000
 
 
 class _LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -78,31 +81,53 @@ def _second(seconds: int) -> str:
 
 
 class AccessLog:
-    """Writes one line per request, joined: a write to the log file is dearer than the line.
+    """Writes one line per request, joined and in a thread: a log that does not take them holds up no request.
 
-    Lines wait at most a tenth of a second. Belongs to one event loop.
+    Lines wait about a tenth of a second. When more than ``_MAX_BUFFERED`` wait, further ones are dropped and
+    their number is logged. Belongs to one event loop, apart from :meth:`close`.
     """
 
     def __init__(self, write: Callable[[bytes], object], loop: asyncio.AbstractEventLoop) -> None:
         self._write = write
         self._loop = loop
         self._lines: list[bytes] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._num_dropped = 0
+        self._is_due = False
+        self._writing = threading.Lock()
 
     def add(self, line: AccessLine) -> None:
-        self._lines.append(msgspec.json.encode(line))
         if len(self._lines) >= _MAX_BUFFERED:
-            self.flush()
-        elif self._timer is None:
-            self._timer = self._loop.call_later(_FLUSH_AFTER_S, self.flush)
+            self._num_dropped += 1
+            return
+        self._lines.append(msgspec.json.encode(line))
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_later(_FLUSH_AFTER_S, self._hand_over)
 
-    def flush(self) -> None:
-        """Write what waits."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def close(self) -> None:
+        """Write what waits. Blocking."""
+        lines, self._lines = self._lines, []
+        if lines:
+            self._write_lines(lines)
+
+    def _hand_over(self) -> None:
+        lines, self._lines = self._lines, []
+        if lines:
+            self._loop.run_in_executor(None, self._write_lines, lines).add_done_callback(self._written)
+        else:
+            self._is_due = False
+
+    def _written(self, writing: asyncio.Future[None]) -> None:
+        self._is_due = False
+        if writing.exception() is not None or self._num_dropped:
+            _log.warning("%d access lines dropped: %s", self._num_dropped, writing.exception())
+            self._num_dropped = 0
         if self._lines:
-            lines, self._lines = self._lines, []
+            self._is_due = True
+            self._loop.call_later(_FLUSH_AFTER_S, self._hand_over)
+
+    def _write_lines(self, lines: list[bytes]) -> None:
+        with self._writing:
             self._write(b"\n".join(lines) + b"\n")
 
 

@@ -99,7 +99,7 @@ class Pipeline:
         exchange = call.exchange
         authorization = exchange.headers.get("authorization")
         call.principal = await self._authenticator.authenticate(authorization, call.account_id)
-        call.chat = call.surface.decode(exchange.body, call.path_model)
+        call.chat = call.surface.decode(exchange.body, call.path_model, exchange.query)
         call.model = self._catalog.find(call.chat.model)
         call.model_id = call.model.id
         if self._journal.is_full:

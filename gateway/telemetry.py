@@ -80,7 +80,7 @@ class Telemetry:
     def close(self) -> None:
         """Write and export what waits. Blocking."""
         if self._access_log is not None:
-            self._access_log.flush()
+            self._access_log.close()
         if self._tracing is not None:
             self._tracing.shutdown()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from billing.usage import Surface
+from gateway.errors import bad_input
 from gateway.wire.openai import DONE_FRAME, ChatRequest, decode_chat, frame, with_usage
 from gateway.wire.workers_ai import envelop, native_tail
 
@@ -15,7 +16,9 @@ class NativeForm:
     def __init__(self, max_choices: int) -> None:
         self._max_choices = max_choices
 
-    def decode(self, body: bytes, path_model: str | None) -> ChatRequest:
+    def decode(self, body: bytes, path_model: str | None, query: str) -> ChatRequest:
+        if "queueRequest=true" in query:
+            raise bad_input("queueRequest", "asynchronous batches are not available here")
         return decode_chat(body, path_model=path_model, allows_prompt=True, max_choices=self._max_choices)
 
     def completion(self, completion: bytes, usage: bytes) -> bytes:

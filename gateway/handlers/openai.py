@@ -14,7 +14,7 @@ class OpenAIForm:
     def __init__(self, max_choices: int) -> None:
         self._max_choices = max_choices
 
-    def decode(self, body: bytes, path_model: str | None) -> ChatRequest:
+    def decode(self, body: bytes, path_model: str | None, query: str) -> ChatRequest:
         return decode_chat(body, path_model=path_model, allows_prompt=False, max_choices=self._max_choices)
 
     def completion(self, completion: bytes, usage: bytes) -> bytes:

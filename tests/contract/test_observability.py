@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import pytest
+from blockbuster import blockbuster_ctx
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -204,3 +205,23 @@ async def test_access_lines_hold_ids_and_counts_but_no_text_and_no_token(
     assert lines[0]["account"] == ACCOUNT
     assert (lines[0]["prompt_tokens"], lines[0]["cached_tokens"], lines[0]["completion_tokens"]) == (12, 4, 1)
     assert lines[1]["reason"] == "bad_input"
+
+
+async def test_nothing_blocks_the_event_loop(
+    start_gateway: StartGateway, replicas: list[FakeReplica]
+) -> None:
+    """Blocking calls out of the gateway's code raise inside this block, and would show as 500s."""
+    gateway = await start_gateway(gateway_config(telemetry=TelemetryConfig(access_log=True)))
+    with blockbuster_ctx("gateway"):
+        for path in (RUN, "/v1/chat/completions"):
+            assert (await gateway.chat(path=path, stream=True)).frames[-1] == "[DONE]"
+            assert (await gateway.chat(path=path)).status == 200
+        assert (await gateway.chat(n=0)).status == 400
+        assert (await gateway.chat(token="nobody's")).status == 401
+        for path in ("/metrics", "/ready", "/health"):
+            assert (await gateway.get(gateway.root(path), token=None)).status == 200
+        assert (await gateway.get("/v1/models")).status == 200
+        owner = next(replica for replica in replicas if replica.requests)
+        owner.script.die_after = 1
+        await gateway.chat(stream=True)
+        await asyncio.sleep(0.2)

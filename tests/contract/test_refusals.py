@@ -204,6 +204,13 @@ async def test_a_body_that_is_no_json_object(gateway: Harness, body: bytes) -> N
     assert_inference_refusal(await gateway.post(CHAT, body), 400, 5006)
 
 
+async def test_batches_are_refused_and_never_run_as_something_else(gateway: Harness) -> None:
+    """Complaint E10: no silent other mode."""
+    reply = await gateway.chat(path=f"{RUN}?queueRequest=true")
+    assert_inference_refusal(reply, 400, 5006)
+    assert "'queueRequest'" in message_of(reply)
+
+
 async def test_an_empty_body(gateway: Harness) -> None:
     assert_inference_refusal(await gateway.post(RUN, b""), 400, 3003)
 
