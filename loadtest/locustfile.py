@@ -84,6 +84,8 @@ class Agent(HttpUser):
                 answer.read(line)
                 if answer.has_begun and not had_begun:
                     self._fire("TTFT", name, 1000.0 * (time.perf_counter() - started))
+            # Of a streamed response locust itself would take the time to its head.
+            response.request_meta["response_time"] = 1000.0 * (time.perf_counter() - started)
             if answer.problem:
                 response.failure(answer.problem)
                 return None

@@ -36,7 +36,7 @@ def _print(report: AuditReport, currency: str) -> None:
     out = console()
     out.print(
         f"{report.num_records:,} usage records, {report.num_transactions:,} transactions, "
-        f"{report.num_entries:,} entries, {report.amount} {currency}, {report.num_spooled:,} on their way"
+        f"{report.num_entries:,} entries, {report.amount} {currency}"
     )
     for finding in report.findings:
         out.print(f"{finding.kind}  {finding.subject or '-'}  {finding.detail}", markup=False)

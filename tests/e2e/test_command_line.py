@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 
 import pytest
 
-from tests.support.installation import ALIAS, MODEL, Installation
+from tests.support.installation import ALIAS, MODEL, ROOT, Installation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
 
@@ -78,3 +79,24 @@ def test_usage_sums_to_the_same_total_however_it_is_grouped(installation: Instal
     answer = installation.run_json("usage", "--by", by, "--since", "7d")
     assert sum(row["amount_nanos"] for row in answer["rows"]) == answer["total"]["amount_nanos"]
     assert installation.run("usage", "--by", by).returncode == 0
+
+
+def test_the_example_of_two_turns_shows_cached_tokens(installation: Installation) -> None:
+    account = installation.account
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "two_turns.py")],
+        env={
+            "EMBERGATE_URL": account.url,
+            "EMBERGATE_ACCOUNT_ID": account.account_id,
+            "EMBERGATE_API_TOKEN": account.api_token,
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = re.findall(r"prompt (\d+) tokens, (\d+) of them cached", done.stdout)
+    assert int(first[1]) == 0
+    assert int(second[0]) > 300
+    assert int(second[1]) > 300
