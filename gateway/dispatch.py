@@ -7,12 +7,13 @@ not an answer.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from backend.wire import BadReplicaMessageError, ErrorDetail, TokenUsage, decode_usage
+from backend.wire import BadReplicaMessageError, ErrorBody, ErrorDetail, TokenUsage, decode_usage
 from gateway.call import Answer, Call, Interruption
 from gateway.client import (
     ReplicaClient,
@@ -30,6 +31,8 @@ from gateway.routing import Ranking
 from gateway.sse import BrokenStreamError, StreamRelay
 from gateway.wire.openai import usage_of
 from gateway.wire.replica import CHAT_PATH, decode_refusal
+
+_log = logging.getLogger(__name__)
 
 _MAX_ERROR_BYTES = 64 * 1024
 _FINISH_REASON = re.compile(rb'"finish_reason": ?"(\w+)"')
@@ -110,6 +113,7 @@ class Dispatcher:
                 self._table.report_failure(replica)
                 raise timed_out() from error
             except ReplicaError as error:
+                _log.warning("request %s: %s", call.request_id, error)
                 self._table.report_failure(replica, is_certain=not isinstance(error, ReplicaUnreachableError))
                 failed.add(replica)
             finally:
@@ -172,6 +176,7 @@ class Dispatcher:
             failure = error if isinstance(error, ReplicaError) else ReplicaLostError(replica.id, str(error))
             if not exchange.is_started:
                 raise failure from error
+            _log.warning("request %s: %s", call.request_id, failure)
             self._table.report_failure(replica, is_certain=not isinstance(failure, ReplicaTimeoutError))
             return _interruption(failure)
         finally:
@@ -228,8 +233,16 @@ async def _refused(replica: Replica, response: ReplicaResponse) -> Refusal | Rep
     if status in (429, 503):
         return ReplicaBusyError(replica.id, f"refused with {status}")
     if status in _STATUSES_OF_FAILURE or status >= 500 or status < 400:
-        return ReplicaFailedError(replica.id, f"answered {status}", "server_error")
+        return ReplicaFailedError(replica.id, f"answered {status} {_code_of(body)}", "server_error")
     return decode_refusal(status, body)
+
+
+def _code_of(body: bytes) -> str:
+    """The stable word of a refusal, for logs; its message might quote the request."""
+    try:
+        return msgspec.json.decode(body, type=ErrorBody).error.code or ""
+    except msgspec.DecodeError:
+        return ""
 
 
 def _decode_usage(raw: msgspec.Raw | None) -> TokenUsage:
