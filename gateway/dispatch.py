@@ -211,7 +211,8 @@ def _failure_in_stream(replica: Replica, raw: bytes) -> ReplicaError:
         return ReplicaLostError(replica.id, "the stream ended in an error")
     if detail.code in _BUSY_CODES:
         return ReplicaBusyError(replica.id, detail.message)
-    return ReplicaFailedError(replica.id, detail.message, detail.code or "server_error")
+    code = detail.code or "server_error"
+    return ReplicaFailedError(replica.id, f"failed: {code}", code)
 
 
 def _interruption(error: ReplicaError) -> Interruption:
