@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import pytest
+from aiohttp import web
 from blockbuster import blockbuster_ctx
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -225,3 +226,29 @@ async def test_nothing_blocks_the_event_loop(
         owner.script.die_after = 1
         await gateway.chat(stream=True)
         await asyncio.sleep(0.2)
+
+
+async def test_spans_and_histograms_are_exported_to_the_configured_endpoint(
+    start_gateway: StartGateway,
+) -> None:
+    received: dict[str, bytes] = {}
+
+    async def collect(request: web.Request) -> web.Response:
+        received[request.path] = await request.read()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", collect)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    telemetry = TelemetryConfig(access_log=False, otlp_endpoint=endpoint, service_name="edge-under-test")
+    gateway = await start_gateway(gateway_config(telemetry=telemetry))
+    await gateway.chat(stream=True)
+    await gateway.stop()
+    await runner.cleanup()
+    assert set(received) == {"/v1/traces", "/v1/metrics"}
+    assert b"edge-under-test" in received["/v1/traces"]
+    assert f"chat {MODEL}".encode() in received["/v1/traces"]
+    assert b"gen_ai.server.request.duration" in received["/v1/metrics"]
