@@ -1,9 +1,9 @@
 """The embedded model itself: both forms against a plain transformers Llama on the same weights.
 
-Twenty prompts of two hundred greedy tokens. The ``llama`` form generates; transformers then reads each answer in one
-pass, which shows its own choice after every prefix: equal choices everywhere mean equal greedy answers, by
-induction. The ``kimi`` form decodes along the same tokens and must give the same logits and choices. A tie is a place
-where transformers' two best logits lie closer than the forms may differ.
+Twenty prompts of two hundred greedy tokens. The ``llama`` form generates; transformers then reads each answer
+in one pass, which shows its own choice after every prefix: equal choices everywhere mean equal greedy
+answers, by induction. The ``kimi`` form decodes along the same tokens and must give the same logits and
+choices. A tie is a place where transformers' two best logits lie closer than the forms may differ.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def generate(runner: ModelRunner, prompts: list[list[int]]) -> list[Answer]:
 
 
 def decode_along(runner: ModelRunner, answers: list[Answer]) -> Iterator[Tensor]:
-    """Logits ``[answers, vocab]`` for each token of the answers, the prompt in one chunk, the rest decoded."""
+    """Logits ``[answers, vocab]`` for each token of the answers: the prompts as chunks, then decodes."""
     chunks = [ScheduledChunk(i, answer.prompt, 0, table_of(i), True) for i, answer in enumerate(answers)]
     yield runner.execute(StepPlan(tuple(chunks)))
     for step in range(NUM_TOKENS - 1):
