@@ -40,10 +40,8 @@ class KernelTimes:
         rows.append(("torch and Python", total_s - sum(self.seconds.values())))
         for name, seconds in rows:
             calls = self.calls.get(name, 0) / num_steps
-            yield (
-                f"    {name:20} {seconds / num_steps * 1e3:9.2f} ms  {seconds / total_s:6.1%}  {calls:6.0f}
-                calls"
-            )
+            milliseconds = f"{seconds / num_steps * 1e3:9.2f} ms"
+            yield f"    {name:20} {milliseconds}  {seconds / total_s:6.1%}  {calls:6.0f} calls"
 
 
 @contextmanager
