@@ -1,8 +1,8 @@
 """The kimi form is DeepSeek-V3: written out in full, transformers' own code computes the same function.
 
-Written out means: identities as matrices, latent norms replaced by nothing, a query head's rope part as wide as
-the whole rope key with zeros outside its group, times the square root of the number of groups (the stock softmax
-scale goes by that width), and the rotary table repeated once per group.
+Written out means: identities as matrices, latent norms replaced by nothing, a query head's rope part as wide
+as the whole rope key with zeros outside its group, times the square root of the number of groups (the stock
+softmax scale goes by that width), and the rotary table repeated once per group.
 """
 
 from __future__ import annotations
