@@ -217,14 +217,17 @@ class Supervisor:
         self._publish()
 
     def _publish(self) -> None:
-        self._state_file.write(
-            RunState(
-                supervisor=self._identity,
-                phase=self._phase,
-                processes=[watched.describe() for watched in self._watched],
-                message=self._message,
-            )
+        """Tell others. A disk too full for that must not stop what runs."""
+        state = RunState(
+            supervisor=self._identity,
+            phase=self._phase,
+            processes=[watched.describe() for watched in self._watched],
+            message=self._message,
         )
+        try:
+            self._state_file.write(state)
+        except OSError as error:
+            self._report(f"the state of the processes cannot be written: {error.strerror}")
 
 
 def _why_it_failed(spec: ChildSpec, code: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -150,3 +151,17 @@ def test_the_backoff_doubles_up_to_its_bound_and_is_reset_by_a_stable_life() -> 
     assert [backoff.next_delay_s(lived_s=0.1) for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
     assert backoff.next_delay_s(lived_s=31.0) == 1.0
     assert backoff.next_delay_s(lived_s=0.1) == 2.0
+
+
+async def test_a_disk_too_full_for_the_state_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher, reported = supervisor(tmp_path, [[spec("gateway", tmp_path)]])
+
+    def refuse(self: StateFile, state: RunState) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(StateFile, "write", refuse)
+    await watcher.run(watcher.stop)
+    assert "gateway stopped" in (tmp_path / "journal").read_text()
+    assert "the state of the processes cannot be written: No space left on device" in reported
