@@ -21,7 +21,7 @@ from embergate.config_file import CONFIG_VARIABLE, DATA_DIR_VARIABLE, Settings
 from embergate.dev_account import DevAccount, ensure_dev_account
 from embergate.embedded_model import Progress, prepare
 from embergate.layout import DataLayout
-from embergate.log_rotation import open_log, tail
+from embergate.log_rotation import open_log, rotate, tail
 from embergate.preflight import check_data_dir, check_ports
 from embergate.refusal import Refusal
 from embergate.run_state import (
@@ -132,6 +132,7 @@ def detach(settings: Settings, lock: InstanceLock) -> None:
     """
     layout = DataLayout(settings.data_dir)
     log_path = layout.logs_dir / "supervisor.log"
+    rotate(log_path, settings.config.supervisor.log_max_bytes, settings.config.supervisor.log_num_backups)
     log = open_log(log_path)
     child = subprocess.Popen(
         [sys.executable, "-m", "embergate", "supervise", "--lock", str(lock.descriptor)],

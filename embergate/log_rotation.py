@@ -34,8 +34,12 @@ def rotate(path: Path, max_bytes: int, num_backups: int) -> bool:
         if older.exists():
             older.replace(_backup(path, number + 1))
     if num_backups > 0:
-        shutil.copyfile(path, _backup(path, 1))
-        _backup(path, 1).chmod(0o600)
+        try:
+            shutil.copyfile(path, _backup(path, 1))
+            _backup(path, 1).chmod(0o600)
+        except OSError:
+            # On a full disk the bound matters more than what was written.
+            _backup(path, 1).unlink(missing_ok=True)
     os.truncate(path, 0)
     return True
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from embergate import log_rotation
 from embergate.log_rotation import open_log, rotate, tail
 
 
@@ -55,3 +58,18 @@ def test_tail_reads_the_last_lines(tmp_path: Path) -> None:
     assert tail(path, 2) == ["line 998", "line 999"]
     assert tail(path, 0) == []
     assert tail(path, 5000, max_bytes=17)[-1] == "line 999"
+
+
+def test_on_a_full_disk_the_bound_is_kept_without_a_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        target.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(log_rotation.shutil, "copyfile", refuse)
+    path = tmp_path / "x.log"
+    path.write_text("x" * 10)
+    assert rotate(path, max_bytes=1, num_backups=2)
+    assert [file.name for file in tmp_path.iterdir()] == ["x.log"]
+    assert path.read_text() == ""
