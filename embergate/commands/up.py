@@ -53,7 +53,7 @@ def print_welcome(settings: Settings, account: DevAccount, how_to_stop: str) -> 
 def first_request(account: DevAccount, model_id: str) -> str:
     """A request that works when pasted into a shell."""
     return (
-        f"curl {account.url}/client/v4/accounts/{account.account_id}/ai/run/{model_id} \\\n"
+        f"curl -sS {account.url}/client/v4/accounts/{account.account_id}/ai/run/{model_id} \\\n"
         f"  -H 'Authorization: Bearer {account.api_token}' -H 'x-session-affinity: first' \\\n"
         '  -d \'{"messages":[{"role":"user","content":"What is the capital of France?"}]}\''
     )
