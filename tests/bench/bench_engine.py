@@ -91,7 +91,10 @@ class OwnEngine:
             sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
             self._engine.submit(
                 SequenceRequest(
-                    sequence_id=sequence_id, prompt_token_ids=list(prompt), sampling=sampling, cache_salt=salt
+                    sequence_id=sequence_id,
+                    prompt_token_ids=list(prompt),
+                    sampling=sampling,
+                    cache_salt=salt.encode(),
                 )
             )
         while self._engine.has_work:

@@ -41,12 +41,14 @@ LoadRunner = Callable[..., ModelRunner]
 def load_runner() -> LoadRunner:
     """Load a path onto the CPU, by default with one thread and 64 blocks."""
 
-    def load(path: Path, *, weights: str = "auto", num_blocks: int = 64, threads: int = 1) -> ModelRunner:
+    def load(
+        path: Path, *, weights: str = "auto", dtype: str = "float32", num_blocks: int = 64, threads: int = 1
+    ) -> ModelRunner:
         runner = ModelRunner.load(
             BackendConfig(
                 replica_id="r0",
                 model=ModelSource(path=str(path), served_as="tiny", max_model_len=512),
-                device=DeviceConfig(device="cpu", dtype="float32", threads=threads, weights=weights),  # type: ignore[arg-type]
+                device=DeviceConfig(device="cpu", dtype=dtype, threads=threads, weights=weights),  # type: ignore[arg-type]
             )
         )
         runner.allocate_kv(num_blocks, BLOCK_SIZE)

@@ -92,3 +92,19 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
     assert actual.shape == expected.shape
     error = (actual - expected).abs().max() / expected.abs().max()
     assert error < MAX_RELATIVE_ERROR, f"relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("write", [write_tiny_llama, write_tiny_kimi])
+def test_bfloat16_runs_and_stays_near(
+    tmp_path: Path, write: Callable[..., Any], load_runner: Any, sequencer: Any
+) -> None:
+    reference = write(tmp_path)
+    ids = list(range(3, 63))
+    with torch.no_grad():
+        expected = reference(torch.tensor([ids])).logits[0]
+    runner = load_runner(tmp_path, dtype="bfloat16")
+    assert (runner.info.dtype, runner.info.is_native) == ("bfloat16", False)
+    logits = sequencer(runner, ids, [1, 2, 3, 4]).compute(0, 30, 59, 60)
+    assert logits.dtype == torch.float32
+    similarity = torch.cosine_similarity(logits, expected[[29, 58, 59]])
+    assert similarity.min() > 0.98, similarity
