@@ -48,6 +48,7 @@ _log = logging.getLogger(__name__)
 
 _GC_THRESHOLD = 20_000
 """Allocations between two looks for cycles."""
+_SWITCH_INTERVAL_S = 0.0005
 
 
 def run(
@@ -84,49 +85,24 @@ async def _serve_until_signalled(
         loop.add_signal_handler(number, stopping.set)
     gateway = Gateway(config, models, replicas, billing, data_dir)
     await gateway.start()
-    _calm_garbage_collector()
+    _tune_interpreter()
     try:
         await stopping.wait()
     finally:
         await gateway.stop()
 
 
-def _calm_garbage_collector() -> None:
-    """Requests in flight are many young objects that soon die by reference count; looking through all of
-    them, and through the modules, after every few hundred allocations costs a tenth of the edge's time.
+def _tune_interpreter() -> None:
+    """Settings of this process that suit a server.
+
+    Requests in flight are many young objects that soon die by reference count: looking through them, and
+    through all modules, after every few hundred allocations costs a tenth of the edge's time. And the loop
+    must not wait five milliseconds, the default, for a thread that posts records.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, 20, 50)
-
-
-class Books:
-    """The ledger as the edge has it: a journal that records go to, and a thread that posts them from
-    there.
-    """
-
-    def __init__(self, billing: BillingConfig, data_dir: Path) -> None:
-        """Opens the store and locks the journal. Raises StoreError, SpoolError, billing's
-        BillingConfigError.
-        """
-        self.rate_book = RateBook.from_config(billing)
-        self.store = Store.open(billing.database_url_in(data_dir))
-        self.spool = Spool(data_dir / "spool", billing.spool)
-        self.accounts = AccountDirectory(self.store)
-        self._poster = Poster(self.spool, self.store, self.rate_book)
-
-    def start(self) -> None:
-        """Post what an earlier process left, then go on posting. Blocking."""
-        self._poster.drain()
-        self._poster.start()
-
-    def close(self) -> None:
-        """Post what waits and close. Blocking."""
-        num_left = self._poster.stop()
-        if num_left:
-            _log.warning("%d usage records wait in the journal for the next start", num_left)
-        self.spool.close()
-        self.store.close()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
 class Gateway:
