@@ -129,8 +129,8 @@ class Supervisor:
 
     async def _become_ready(self) -> None:
         """Wait until every child was ready once, or a stop was asked for."""
-        ready = asyncio.gather(*(watched.was_ready.wait() for watched in self._watched))
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        ready = asyncio.create_task(self._wait_for_all())
+        stopping = asyncio.create_task(self._stopping.wait())
         done, pending = await asyncio.wait(
             (ready, stopping), timeout=self._config.ready_timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
@@ -142,6 +142,10 @@ class Supervisor:
                 f"{late.name} was not ready after {self._config.ready_timeout_s:g} s: "
                 f"see {late.log}, or raise supervisor.ready_timeout_s."
             )
+
+    async def _wait_for_all(self) -> None:
+        for watched in self._watched:
+            await watched.was_ready.wait()
 
     async def _keep(self, watched: Watched, session: aiohttp.ClientSession) -> None:
         """Run one child again and again until a stop is asked for."""
