@@ -64,12 +64,12 @@ def load_prompt_encoder(config: BackendConfig, vocab_size: int) -> PromptEncoder
         ReplicaStartError: naming the file that is missing or wrong.
     """
     try:
-        tokenizer, template = load_model_text(
+        text = load_model_text(
             Path(config.model.path), cache_chars=config.text.encode_cache_chars, vocab_size=vocab_size
         )
     except ModelTextError as error:
         raise ReplicaStartError(str(error)) from error
-    return PromptEncoder(template, tokenizer, max_inline_chars=config.text.max_inline_chars)
+    return PromptEncoder(text, max_inline_chars=config.text.max_inline_chars)
 
 
 class ReplicaServer:

@@ -111,6 +111,7 @@ class ReplicaRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     parallel_tool_calls: bool = True
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    thinking: Any = None
     chat_template_kwargs: dict[str, Any] = {}
 
 

@@ -91,7 +91,7 @@ class Calls:
             self._metrics.inter_token.observe(now - call.last_token_at)
         call.last_token_at = now
         # The first token is the first that a reader sees something of: held-back text is no answer yet.
-        if call.first_token_at is None and (delta.text or delta.finish_reason is not None):
+        if call.first_token_at is None and delta.is_visible:
             call.first_token_at = now
             self._metrics.first_token.observe(now - call.arrived_at)
         return delta

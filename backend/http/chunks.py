@@ -14,6 +14,7 @@ import msgspec
 from backend.engine.messages import TokenLogprobs
 from backend.http.errors import ReplicaError
 from backend.http.generation import Delta
+from backend.text.parts import CallArguments, CallBegun, CallFailed, ContentText, Part, ReasoningText
 from backend.wire import FinishReason, TokenUsage
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -54,10 +55,26 @@ class ChunkEncoder:
                 )  # fmt: skip
             else:
                 frames += opening + b'{"content":' + _encode(delta.text) + _PLAIN_END
+        if delta.parts:
+            frames += self._parts(opening, delta)
         if delta.finish_reason is not None:
-            frames += b'%b{},"logprobs":null,"finish_reason":"%b"}],"usage":null}\n\n' % (
-                opening, delta.finish_reason.encode(),
+            left = b"null"
+            if delta.logprobs and not delta.text and not delta.parts:
+                left = _encode(logprobs_content(delta.logprobs, self._token_bytes))
+            frames += b'%b{},"logprobs":%b,"finish_reason":"%b"}],"usage":null}\n\n' % (
+                opening, left, delta.finish_reason.encode(),
             )  # fmt: skip
+        return frames
+
+    def _parts(self, opening: bytes, delta: Delta) -> bytes:
+        """A frame for each part; the first has all log probabilities."""
+        frames = b""
+        logprobs = b"null"
+        if delta.logprobs:
+            logprobs = _encode(logprobs_content(delta.logprobs, self._token_bytes))
+        for part in delta.parts:
+            frames += b'%b%b,"logprobs":%b,%b' % (opening, _encode_part(part), logprobs, _UNFINISHED)
+            logprobs = b"null"
         return frames
 
     def end(self, usage: TokenUsage) -> bytes:
@@ -70,6 +87,33 @@ _PLAIN_END: Final = b'},"logprobs":null,' + _UNFINISHED
 _ROLE: Final = b'{"role":"assistant","content":""},"logprobs":null,' + _UNFINISHED
 
 
+def _encode_part(part: Part) -> bytes:
+    """The ``delta`` object of one part."""
+    if isinstance(part, ContentText):
+        return b'{"content":' + _encode(part.text) + b"}"
+    if isinstance(part, ReasoningText):
+        # Clients read one name or the other.
+        text = _encode(part.text)
+        return b'{"reasoning_content":%b,"reasoning":%b}' % (text, text)
+    if isinstance(part, CallArguments):
+        return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (part.index, _encode(part.text))
+    if isinstance(part, CallBegun):
+        return _encode({"tool_calls": [{"index": part.index, **_call(part, "")}]})
+    return _encode({"tool_call_errors": [_failure(part)]})
+
+
+def _call(begun: CallBegun, arguments: str) -> dict[str, Any]:
+    return {"id": begun.id, "type": "function", "function": {"name": begun.name, "arguments": arguments}}
+
+
+def _failure(failed: CallFailed) -> dict[str, Any]:
+    """An extension of the OpenAI form: what is wrong with a call, or all that was said of one."""
+    failure: dict[str, Any] = {"index": failed.index, "code": failed.code, "message": failed.message}
+    if failed.index is None:
+        failure |= {"id": failed.said_id, "arguments": failed.said_arguments}
+    return failure
+
+
 def error_frame(error: ReplicaError) -> bytes:
     """What ends a stream that went wrong; no ``[DONE]`` follows."""
     return b"data: " + error.encode() + b"\n\n"
@@ -78,18 +122,52 @@ def error_frame(error: ReplicaError) -> bytes:
 class Message:
     """One choice of a whole answer, gathered from its deltas."""
 
-    __slots__ = ("finish_reason", "logprobs", "texts")
+    __slots__ = ("_arguments", "_begun", "_failures", "_reasoning", "_texts", "finish_reason", "logprobs")
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._begun: list[CallBegun] = []
+        self._arguments: list[list[str]] = []
+        self._failures: list[dict[str, Any]] = []
         self.logprobs: list[TokenLogprobs] = []
         self.finish_reason: FinishReason = "abort"
 
     def add(self, delta: Delta) -> None:
-        self.texts.append(delta.text)
+        if delta.text:
+            self._texts.append(delta.text)
+        for part in delta.parts:
+            self._add_part(part)
         self.logprobs += delta.logprobs
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
+
+    def as_json(self) -> dict[str, Any]:
+        """The ``message`` object: ``content`` is a string, or null when calls are all that was said."""
+        message: dict[str, Any] = {"role": "assistant"}
+        message["content"] = "".join(self._texts) if self._texts or not self._begun else None
+        if self._reasoning:
+            message["reasoning_content"] = message["reasoning"] = "".join(self._reasoning)
+        if self._begun:
+            calls = zip(self._begun, self._arguments, strict=True)
+            message["tool_calls"] = [_call(begun, "".join(arguments)) for begun, arguments in calls]
+        if self._failures:
+            message["tool_call_errors"] = self._failures
+        message["refusal"] = None
+        return message
+
+    def _add_part(self, part: Part) -> None:
+        if isinstance(part, ContentText):
+            self._texts.append(part.text)
+        elif isinstance(part, ReasoningText):
+            self._reasoning.append(part.text)
+        elif isinstance(part, CallBegun):
+            self._begun.append(part)
+            self._arguments.append([])
+        elif isinstance(part, CallArguments):
+            self._arguments[part.index].append(part.text)
+        else:
+            self._failures.append(_failure(part))
 
 
 def encode_completion(
@@ -102,11 +180,11 @@ def encode_completion(
     token_bytes: Sequence[bytes],
     has_logprobs: bool,
 ) -> bytes:
-    """A whole answer. ``content`` is always a string, ``usage`` comes last."""
+    """A whole answer. ``usage`` comes last."""
     choices = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(message.texts), "refusal": None},
+            "message": message.as_json(),
             "logprobs": logprobs_content(message.logprobs, token_bytes) if has_logprobs else None,
             "finish_reason": message.finish_reason,
         }

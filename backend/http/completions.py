@@ -56,7 +56,7 @@ class Completions:
             plan = await self._plan(request, len(body), engine, prompts)
             first = await self._begin(call, plan, engine, prompts)
             send = send_stream if request.stream else send_whole
-            return await send(http, call, first, self._calls, prompts.tokenizer.token_bytes,
+            return await send(http, call, first, self._calls, prompts.text.token_bytes,
                               max_stall_s=self._config.max_write_stall_s)  # fmt: skip
         except asyncio.CancelledError:
             raise  # the reader has gone
@@ -79,13 +79,14 @@ class Completions:
         self, request: ReplicaRequest, num_body_bytes: int, engine: Engine, prompts: PromptEncoder
     ) -> GenerationPlan:
         info = engine.info
-        prompt_token_ids = await prompts.encode(request, num_body_bytes)
-        max_tokens = choose_max_tokens(request, len(prompt_token_ids), info)
+        prompt = await prompts.encode(request, num_body_bytes)
+        max_tokens = choose_max_tokens(request, len(prompt.token_ids), info)
         return GenerationPlan(
-            prompt_token_ids=prompt_token_ids,
-            sampling=sampling_params(request, max_tokens, info),
+            prompt_token_ids=prompt.token_ids,
+            sampling=sampling_params(request, max_tokens, info, prompts.text.stop_token_ids),
             num_choices=request.n,
             stops=compile_stops(request),
+            form=prompt.form,
             cache_salt=request.cache_salt.encode(),
             reject_if_busy=request.reject_if_busy,
         )
@@ -93,7 +94,7 @@ class Completions:
     async def _begin(self, call: Call, plan: GenerationPlan, engine: Engine, prompts: PromptEncoder) -> Delta:
         """Submit the request and wait for its first delta."""
         try:
-            call.generation = Generation(plan, engine, prompts.tokenizer.token_bytes)
+            call.generation = Generation(plan, engine, prompts.text.token_bytes)
             return await self._calls.next(call)
         except (SequenceRefusedError, GenerationFailedError, EngineDiedError) as error:
             if isinstance(error, SequenceRefusedError):

@@ -21,6 +21,7 @@ from backend.engine.client import EngineDiedError, SequenceRefusedError
 from backend.engine.messages import SamplingParams, SequenceRequest, TokenLogprobs, TokenOutput
 from backend.http.engine_port import Engine, TokenStream
 from backend.text.output import ChoiceText
+from backend.text.parts import OutputForm, Part
 from backend.text.stop_strings import StopStrings
 from backend.wire import FinishReason, TokenUsage
 
@@ -33,6 +34,7 @@ class GenerationPlan:
     sampling: SamplingParams
     num_choices: int = 1
     stops: StopStrings | None = None
+    form: OutputForm | None = None
     cache_salt: bytes = b""
     reject_if_busy: bool = False
 
@@ -42,13 +44,22 @@ class GenerationFailedError(Exception):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """New text of one choice, perhaps none; ``finish_reason`` on its last. ``num_tokens`` made it."""
+    """What is new of one choice, perhaps nothing; ``finish_reason`` on its last. ``num_tokens`` made it.
+
+    It is ``text`` when the model's answers are plain text, ``parts`` when they have a form.
+    """
 
     index: int
     text: str
     num_tokens: int
     logprobs: list[TokenLogprobs]
     finish_reason: FinishReason | None
+    parts: list[Part] = []
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether a reader sees anything of it."""
+        return bool(self.text or self.parts or self.finish_reason is not None)
 
 
 class Generation:
@@ -91,6 +102,7 @@ class Generation:
             prompt=prompt,
             completion=sum(choice.num_tokens for choice in self._choices),
             cached=min(prompt, self._choices[0].stream.cached_prompt_tokens),
+            reasoning=sum(choice.text.num_reasoning_tokens for choice in self._choices),
         )
 
     @property
@@ -164,7 +176,10 @@ class Generation:
             reject_if_busy=self._plan.reject_if_busy and index == 0,
         )
         stream = self._engine.submit(request)
-        self._choices.append(_Choice(index, stream, ChoiceText(self._token_bytes, self._plan.stops)))
+        form = self._plan.form
+        parser = None if form is None else form.new_parser()
+        text = ChoiceText(self._token_bytes, self._plan.stops, parser)
+        self._choices.append(_Choice(index, stream, text))
         self._num_to_submit -= 1
         self._num_unfinished += 1
 
@@ -184,8 +199,15 @@ class Generation:
             self._num_unfinished -= 1
             if output.finish_reason is None:  # a stop string, which the engine knows nothing of
                 choice.stream.abort()
-        logprobs = text.take_logprobs() if output.logprobs is not None else []
-        return Delta(choice.index, shown, text.num_tokens - num_before, logprobs, text.finish_reason)
+        num_tokens = text.num_tokens - num_before
+        if self._plan.form is None:
+            logprobs = text.take_logprobs() if output.logprobs is not None else []
+            return Delta(choice.index, shown, num_tokens, logprobs, text.finish_reason)
+        parts = text.take_parts()
+        # Those of the model's own marks wait for something that is shown.
+        is_visible = bool(parts or text.finish_reason is not None)
+        logprobs = text.take_logprobs() if output.logprobs is not None and is_visible else []
+        return Delta(choice.index, "", num_tokens, logprobs, text.finish_reason, parts)
 
     def _note(self, output: TokenOutput) -> None:
         """Learn from choice 0 whether, and after how long, the request was admitted."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from backend.http.errors import bad_request
-from backend.text.chat_template import ChatTemplate
+from backend.http.errors import bad_request, unsupported
 from backend.text.messages import BadMessageError
-from backend.text.tokenizer import Tokenizer
+from backend.text.prompt import Conversation, ModelText, Prompt
 from backend.wire import ReplicaRequest
 
 
@@ -20,23 +19,26 @@ class PromptEncoder:
     """Encodes the prompts of one replica; :meth:`close` ends its thread.
 
     Args:
-        template: the model's chat template.
-        tokenizer: the model's tokenizer.
+        text: the model's text side.
         max_inline_chars: a longer request is encoded in the thread.
     """
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, *, max_inline_chars: int) -> None:
-        self.tokenizer = tokenizer
-        self._template = template
+    def __init__(self, text: ModelText, *, max_inline_chars: int) -> None:
+        self.text = text
         self._max_inline_chars = max_inline_chars
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
 
-    async def encode(self, request: ReplicaRequest, num_body_bytes: int) -> list[int]:
-        """The prompt's tokens; ``num_body_bytes`` bounds how long the conversation can be.
+    async def encode(self, request: ReplicaRequest, num_body_bytes: int) -> Prompt:
+        """The request's prompt; ``num_body_bytes`` bounds how long the conversation can be.
 
         Raises:
             ReplicaError: 400 naming the field, when the conversation cannot be rendered.
         """
+        if request.tools and request.tool_choice != "none" and not self.text.can_call_tools:
+            raise unsupported(
+                "tools",
+                "this model does not support tool calling; leave tools out or send 'tool_choice': 'none'",
+            )
         try:
             if num_body_bytes <= self._max_inline_chars:
                 return self._encode(request)
@@ -47,9 +49,16 @@ class PromptEncoder:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _encode(self, request: ReplicaRequest) -> list[int]:
+    def _encode(self, request: ReplicaRequest) -> Prompt:
         options = dict(request.chat_template_kwargs)
         if request.reasoning_effort is not None:
             options.setdefault("reasoning_effort", request.reasoning_effort)
-        prompt = self._template.render(request.messages, tools=request.tools, options=options)
-        return self.tokenizer.encode_prompt(prompt.text, guard=prompt.guard, cache_salt=request.cache_salt)
+        conversation = Conversation(
+            messages=request.messages,
+            tools=request.tools if request.tool_choice != "none" else (),
+            options=options,
+            thinking=request.thinking,
+            allows_parallel_calls=request.parallel_tool_calls,
+            cache_salt=request.cache_salt,
+        )
+        return self.text.encode(conversation)

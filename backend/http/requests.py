@@ -108,8 +108,10 @@ def choose_max_tokens(request: ReplicaRequest, num_prompt_tokens: int, info: Eng
     return wanted
 
 
-def sampling_params(request: ReplicaRequest, max_tokens: int, info: EngineInfo) -> SamplingParams:
-    """The engine's parameters for choice 0.
+def sampling_params(
+    request: ReplicaRequest, max_tokens: int, info: EngineInfo, stop_token_ids: tuple[int, ...] = ()
+) -> SamplingParams:
+    """The engine's parameters for choice 0; ``stop_token_ids`` are those of the model's text side.
 
     Raises:
         ReplicaError: 400 when ``logit_bias`` names no token of the vocabulary.
@@ -126,6 +128,8 @@ def sampling_params(request: ReplicaRequest, max_tokens: int, info: EngineInfo) 
         repetition_penalty=request.repetition_penalty,
         logit_bias=_token_biases(request.logit_bias, info.vocab_size),
         num_logprobs=request.top_logprobs if request.logprobs else None,
+        # Who ignores the end of an answer means every token that can be one.
+        stop_token_ids=() if request.ignore_eos else stop_token_ids,
         ignore_eos=request.ignore_eos,
     )
 

@@ -1,12 +1,16 @@
-"""The tokenizer and the chat template that belong to a model, wherever the model keeps them."""
+"""The text side that belongs to a model, wherever the model keeps it and of whatever family it is."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from backend.text.chat_template import BadTemplateError, ChatTemplate
 from backend.text.gguf_tokenizer import BadVocabularyError, build_tokenizer, build_tokenizer_config
+from backend.text.kimi.model_text import KimiModelText
+from backend.text.kimi.tokenizer import VOCABULARY_FILE
+from backend.text.prompt import Conversation, ModelText, Prompt
 from backend.text.tokenizer import BadTokenizerError, Tokenizer
 
 
@@ -14,12 +18,35 @@ class ModelTextError(ValueError):
     """A model's tokenizer or chat template cannot be used; the message names the file."""
 
 
-def load_model_text(path: Path, *, cache_chars: int, vocab_size: int) -> tuple[Tokenizer, ChatTemplate]:
+class TemplatedModelText:
+    """Any model with a ``tokenizer.json`` and a Jinja template; its answers are plain text."""
+
+    can_call_tools = False
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+
+    @property
+    def token_bytes(self) -> Sequence[bytes]:
+        return self._tokenizer.token_bytes
+
+    def encode(self, conversation: Conversation) -> Prompt:
+        prompt = self._template.render(
+            conversation.messages, tools=conversation.tools, options=conversation.options
+        )
+        salt = conversation.cache_salt
+        return Prompt(self._tokenizer.encode_prompt(prompt.text, guard=prompt.guard, cache_salt=salt))
+
+
+def load_model_text(path: Path, *, cache_chars: int, vocab_size: int) -> ModelText:
     """Read what a model's text side needs. Blocks for a fraction of a second.
 
     Args:
-        path: a checkpoint directory with ``tokenizer.json`` and a chat template, or a GGUF file.
-        cache_chars: see :class:`Tokenizer`.
+        path: a checkpoint directory with ``tokenizer.json`` and a chat template, or with ``tiktoken.model``
+            (Kimi), or a GGUF file.
+        cache_chars: how many characters of text the cache of encoded pieces may hold.
         vocab_size: ids that the model may sample.
 
     Raises:
@@ -28,15 +55,18 @@ def load_model_text(path: Path, *, cache_chars: int, vocab_size: int) -> tuple[T
     try:
         if path.suffix == ".gguf":
             return _from_gguf(path, cache_chars, vocab_size)
+        if (path / VOCABULARY_FILE).exists():
+            return KimiModelText.from_directory(path, cache_chars=cache_chars, vocab_size=vocab_size)
         tokenizer = Tokenizer.from_directory(path, cache_chars=cache_chars, vocab_size=vocab_size)
-        return tokenizer, ChatTemplate.from_directory(path, list(tokenizer.special_tokens))
+        template = ChatTemplate.from_directory(path, list(tokenizer.special_tokens))
+        return TemplatedModelText(tokenizer, template)
     except (BadTokenizerError, BadTemplateError) as error:
         raise ModelTextError(str(error)) from error
     except BadVocabularyError as error:
         raise ModelTextError(f"{path}: {error}") from error
 
 
-def _from_gguf(path: Path, cache_chars: int, vocab_size: int) -> tuple[Tokenizer, ChatTemplate]:
+def _from_gguf(path: Path, cache_chars: int, vocab_size: int) -> TemplatedModelText:
     # Imported here because it brings numpy, which a replica of a checkpoint directory has no use for.
     from gguf import GGUFReader
 
@@ -50,4 +80,5 @@ def _from_gguf(path: Path, cache_chars: int, vocab_size: int) -> tuple[Tokenizer
     definition = json.loads(build_tokenizer(fields).to_str())
     tokenizer = Tokenizer(definition, cache_chars=cache_chars, vocab_size=vocab_size)
     config = build_tokenizer_config(fields)
-    return tokenizer, ChatTemplate.from_config(config, list(tokenizer.special_tokens), str(path))
+    template = ChatTemplate.from_config(config, list(tokenizer.special_tokens), str(path))
+    return TemplatedModelText(tokenizer, template)

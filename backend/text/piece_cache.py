@@ -10,8 +10,12 @@ piece is found only under the salt it was kept under (the time to answer tells n
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
+from typing import Final
+
+# Shorter pieces are cheaper to encode than to look up and keep.
+_MIN_CACHED_CHARS: Final = 64
 
 
 class PieceCache:
@@ -47,3 +51,24 @@ class PieceCache:
             while self._num_chars > self._max_chars:
                 (_, evicted), _ = self._pieces.popitem(last=False)
                 self._num_chars -= len(evicted)
+
+    def encode(
+        self, pieces: Sequence[str], encode: Callable[[Sequence[str]], Sequence[Sequence[int]]], salt: str
+    ) -> list[Sequence[int]]:
+        """The token ids of each piece; only those that are not known go through ``encode``, all at once."""
+        encoded: list[Sequence[int]] = [()] * len(pieces)
+        missing: list[int] = []
+        for index, piece in enumerate(pieces):
+            if not piece:
+                continue
+            known = self.find(salt, piece) if len(piece) >= _MIN_CACHED_CHARS else None
+            if known is None:
+                missing.append(index)
+            else:
+                encoded[index] = known
+        if missing:
+            for index, token_ids in zip(missing, encode([pieces[i] for i in missing]), strict=True):
+                encoded[index] = token_ids
+                if len(pieces[index]) >= _MIN_CACHED_CHARS:
+                    self.keep(salt, pieces[index], tuple(token_ids))
+        return encoded

@@ -18,9 +18,6 @@ import tokenizers
 
 from backend.text.piece_cache import PieceCache
 
-# Shorter pieces are cheaper to encode than to look up and keep.
-_MIN_CACHED_CHARS = 64
-
 
 class BadTokenizerError(ValueError):
     """A checkpoint's tokenizer cannot be used; the message names the file and the key."""
@@ -95,32 +92,14 @@ class Tokenizer:
         pieces.append(rendered[end:])
         if guard:
             pieces = [piece.replace(guard, "") for piece in pieces]
-        encoded = self._encode_cached(pieces, cache_salt)
+        encoded = self._cache.encode(pieces, self._encode, cache_salt)
         token_ids = list(encoded[0])
         for special, following in zip(specials, encoded[1:], strict=True):
             token_ids.append(special)
             token_ids.extend(following)
         return token_ids
 
-    def _encode_cached(self, pieces: Sequence[str], salt: str) -> list[Sequence[int]]:
-        encoded: list[Sequence[int]] = [()] * len(pieces)
-        missing: list[int] = []
-        for index, piece in enumerate(pieces):
-            if not piece:
-                continue
-            known = self._cache.find(salt, piece) if len(piece) >= _MIN_CACHED_CHARS else None
-            if known is None:
-                missing.append(index)
-            else:
-                encoded[index] = known
-        if missing:
-            for index, token_ids in zip(missing, self._encode([pieces[i] for i in missing]), strict=True):
-                encoded[index] = token_ids
-                if len(pieces[index]) >= _MIN_CACHED_CHARS:
-                    self._cache.keep(salt, pieces[index], tuple(token_ids))
-        return encoded
-
-    def _encode(self, texts: list[str]) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         # The batch call, unlike the single one, releases the interpreter lock: a long prompt encoded in a
         # thread does not hold up the event loop.
         return [encoding.ids for encoding in self._plain.encode_batch_fast(texts, add_special_tokens=False)]

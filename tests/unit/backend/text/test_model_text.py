@@ -10,6 +10,7 @@ import pytest
 from gguf import GGUFWriter
 
 from backend.text.model_text import ModelTextError, load_model_text
+from backend.text.prompt import Conversation
 
 
 def write_gguf(path: Path, definition: dict[str, Any], chat_template: str | None) -> None:
@@ -37,9 +38,8 @@ def test_a_gguf_file_gives_what_a_directory_gives(
     conversation = [{"role": "user", "content": "hello 삼겹살 <|im_end|>"}]
     encoded = []
     for path in (tmp_path, tmp_path / "model.gguf"):
-        tokenizer, template = load_model_text(path, cache_chars=0, vocab_size=267)
-        prompt = template.render(conversation)
-        encoded.append((tokenizer.encode_prompt(prompt.text, guard=prompt.guard), tokenizer.token_bytes))
+        text = load_model_text(path, cache_chars=0, vocab_size=267)
+        encoded.append((text.encode(Conversation(conversation)).token_ids, text.token_bytes))
     assert encoded[0] == encoded[1]
 
 

@@ -1,0 +1,100 @@
+"""Kimi's tokenizer, template and parser as one text side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from backend.text.kimi.call_ids import next_index
+from backend.text.kimi.history import MediaPart
+from backend.text.kimi.marks import Mark, Marks
+from backend.text.kimi.parser import KimiOutputForm
+from backend.text.kimi.template import KimiTemplate
+from backend.text.kimi.thinking import read_thinking
+from backend.text.kimi.tokenizer import TiktokenTokenizer
+from backend.text.messages import BadMessageError
+from backend.text.prompt import Conversation, Prompt
+from backend.text.tokenizer import BadTokenizerError
+from backend.text.tool_calls import DeclaredTools
+
+_STOPS: Final = ("<|im_end|>", "[EOS]")
+# Every special token that the template writes.
+_REQUIRED: Final = (
+    *_STOPS,
+    "<|im_user|>",
+    "<|im_assistant|>",
+    "<|im_system|>",
+    "<|im_middle|>",
+    "<|media_begin|>",
+    "<|media_content|>",
+    "<|media_pad|>",
+    "<|media_end|>",
+    *(mark.value for mark in Mark if not mark.name.startswith("ODD_")),
+)
+
+
+class KimiModelText:
+    """The text side of Kimi K2.5; see :class:`backend.text.prompt.ModelText`.
+
+    Raises:
+        BadTokenizerError: when the vocabulary lacks one of the model's special tokens.
+    """
+
+    can_call_tools = True
+
+    def __init__(self, tokenizer: TiktokenTokenizer, template: KimiTemplate) -> None:
+        missing = [spelling for spelling in _REQUIRED if spelling not in tokenizer.special_tokens]
+        if missing:
+            raise BadTokenizerError(f"tokenizer_config.json: added_tokens_decoder: {missing[0]} is missing")
+        self.tokenizer = tokenizer
+        self.template = template
+        self._marks = Marks(tokenizer.special_tokens)
+
+    @classmethod
+    def from_directory(
+        cls, directory: Path, *, cache_chars: int, vocab_size: int, adds_default_system: bool = False
+    ) -> KimiModelText:
+        """Read a checkpoint directory.
+
+        Raises:
+            BadTokenizerError: naming the file that is missing or cannot be used.
+        """
+        tokenizer = TiktokenTokenizer.from_directory(
+            directory, cache_chars=cache_chars, vocab_size=vocab_size
+        )
+        try:
+            return cls(tokenizer, KimiTemplate(adds_default_system=adds_default_system))
+        except BadTokenizerError as error:
+            raise BadTokenizerError(f"{directory}: {error}") from error
+
+    @property
+    def token_bytes(self) -> Sequence[bytes]:
+        return self.tokenizer.token_bytes
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return tuple(self.tokenizer.special_tokens[spelling] for spelling in _STOPS)
+
+    def encode(self, conversation: Conversation) -> Prompt:
+        thinking = read_thinking(conversation.options, conversation.thinking)
+        pieces = self.template.render(conversation.messages, tools=conversation.tools, thinking=thinking)
+        _refuse_media(pieces.media)
+        token_ids = self.tokenizer.encode_pieces(
+            pieces.texts, pieces.specials, cache_salt=conversation.cache_salt
+        )
+        form = KimiOutputForm(
+            marks=self._marks,
+            tools=DeclaredTools(conversation.tools),
+            first_call_index=next_index(conversation.messages),
+            is_thinking=thinking.is_on,
+            max_calls=None if conversation.allows_parallel_calls else 1,
+        )
+        return Prompt(token_ids, form)
+
+
+def _refuse_media(media: Sequence[MediaPart]) -> None:
+    """A placeholder alone would be an image that the model silently cannot see."""
+    if media:
+        kind = "images" if media[0].kind == "image" else "video"
+        raise BadMessageError(media[0].path, f"this model takes text only, no {kind}")
