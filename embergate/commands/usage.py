@@ -6,7 +6,8 @@ import click
 
 from billing.periods import Period
 from billing.reports import GroupBy, UsageRow, UsageSummary, usage_summary
-from embergate.commands.context import open_store, with_settings
+from embergate.commands.books import open_store
+from embergate.commands.context import with_settings
 from embergate.commands.instants import Instant
 from embergate.config_file import Settings
 from embergate.terminal import print_json, print_table, say

@@ -1,0 +1,38 @@
+"""The counting house as commands open it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from billing.accounts import AccountError
+from billing.config import BillingConfigError
+from billing.rates import RateBook
+from billing.store import Store, StoreError
+from embergate.config_file import Settings
+from embergate.refusal import Refusal
+
+
+@contextlib.contextmanager
+def open_store(settings: Settings) -> Iterator[Store]:
+    """The configured database, closed afterwards; its refusals become sentences.
+
+    Raises:
+        Refusal: when it cannot be opened, or the accounts or prices asked for are wrong.
+    """
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        store = Store.open(settings.config.billing.database_url_in(settings.data_dir))
+    except StoreError as error:
+        raise Refusal(str(error)) from error
+    try:
+        yield store
+    except (StoreError, AccountError, BillingConfigError) as error:
+        raise Refusal(str(error)) from error
+    finally:
+        store.close()
+
+
+def rate_book(settings: Settings) -> RateBook:
+    """The configured prices."""
+    return RateBook.from_config(settings.config.billing)
