@@ -14,6 +14,7 @@ import json
 import os
 import random
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from backend.config import BackendConfig, CacheConfig, DeviceConfig, ModelSource, SchedulerConfig
+from backend.engine.client import ENGINE_ENVIRONMENT
 from backend.engine.engine import Engine
 from backend.engine.messages import SamplingParams, SequenceRequest
 from backend.engine.runner import ModelRunner
@@ -208,6 +210,10 @@ def main() -> int:
     parser.add_argument("--without-peer", action="store_true", help="leave llama.cpp out")
     parser.add_argument("--json", type=Path, help="write the medians here too")
     options = parser.parse_args()
+    if not ENGINE_ENVIRONMENT.keys() <= os.environ.keys():
+        # OpenMP reads its environment when it is loaded, which is before this line.
+        command = [sys.executable, "-m", "tests.bench.bench_engine", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**ENGINE_ENVIRONMENT, **os.environ})
     layout = DataLayout(Path(os.environ.get("EMBERGATE_DATA_DIR", ".embergate")).resolve())
     contestants: dict[str, Contestant] = {}
     engines: dict[str, OwnEngine] = {}

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from backend.engine.client import ENGINE_ENVIRONMENT
 from tests.support.ports import free_port
 
 START_TIMEOUT_S = 120.0
@@ -57,9 +58,10 @@ def llama_server(gguf: Path, threads: int, num_slots: int, context: int) -> Iter
     python = _environment(peers_dir() / "xllama")
     port = free_port()
     arguments = [str(gguf), str(port), str(num_slots), str(context), str(threads)]
-    process = subprocess.Popen(
-        [str(python), "-c", _SERVER, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    # Our own engine's defaults for OpenMP are not the peer's.
+    environment = {name: value for name, value in os.environ.items() if name not in ENGINE_ENVIRONMENT}
+    command = [str(python), "-c", _SERVER, *arguments]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         client = LlamaClient(port)
         client.wait_until_ready(process)
@@ -75,7 +77,7 @@ class LlamaClient:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def wait_until_ready(self, process: subprocess.Popen[str]) -> None:
+    def wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if process.poll() is not None:
