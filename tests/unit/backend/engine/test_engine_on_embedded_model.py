@@ -1,0 +1,50 @@
+"""The engine on the embedded model in both forms: greedy answers do not depend on how they are computed."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from embergate.layout import DataLayout
+from tests.support.engine_driver import engine_on, generate
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+MAX_TOKENS = 48
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+QUESTIONS = (
+    "What is the capital of France?",
+    "Explain photosynthesis to a child.",
+    "Write a Python function that reverses a string.",
+    "Describe how a bicycle stays upright, and why it is easier when it is fast.",
+)
+
+start = partial(engine_on, max_model_len=192, threads=2)
+answer = partial(generate, max_tokens=MAX_TOKENS)
+
+
+@pytest.fixture(params=["llama", "kimi"])
+def checkpoint(request: pytest.FixtureRequest) -> Path:
+    root = Path(os.environ.get("EMBERGATE_DATA_DIR", Path(__file__).parents[4] / ".embergate"))
+    directory = DataLayout(root.resolve()).embedded_checkpoint(request.param)
+    assert directory.is_dir(), "the embedded model is not prepared: run `make model`"
+    return directory
+
+
+def test_greedy_tokens_are_the_same_cold_warm_chunked_preempted_and_batched(checkpoint: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    turns = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    prompts = [tokenizer.encode(turns.format(SYSTEM, question)).ids for question in QUESTIONS]
+
+    alone = start(checkpoint, num_blocks=64)
+    cold = [answer(alone, [prompt])[0] for prompt in prompts]
+    assert [answer(alone, [prompt])[0] for prompt in prompts] == cold, "warm"
+    assert alone.stats().cached_prompt_tokens >= sum((len(prompt) - 1) // 16 * 16 for prompt in prompts)
+
+    tight = start(checkpoint, num_blocks=14, max_tokens_per_step=24)
+    assert answer(tight, prompts) == cold, "batched, chunked and preempted"
+    assert tight.stats().num_preemptions > 0
