@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -103,6 +104,35 @@ def _tune_interpreter() -> None:
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, 20, 50)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+
+class Books:
+    """The ledger as the edge has it: a journal that records go to, and a thread that posts them from
+    there.
+    """
+
+    def __init__(self, billing: BillingConfig, data_dir: Path) -> None:
+        """Opens the store and locks the journal. Raises StoreError, SpoolError, billing's
+        BillingConfigError.
+        """
+        self.rate_book = RateBook.from_config(billing)
+        self.store = Store.open(billing.database_url_in(data_dir))
+        self.spool = Spool(data_dir / "spool", billing.spool)
+        self.accounts = AccountDirectory(self.store)
+        self._poster = Poster(self.spool, self.store, self.rate_book)
+
+    def start(self) -> None:
+        """Post what an earlier process left, then go on posting. Blocking."""
+        self._poster.drain()
+        self._poster.start()
+
+    def close(self) -> None:
+        """Post what waits and close. Blocking."""
+        num_left = self._poster.stop()
+        if num_left:
+            _log.warning("%d usage records wait in the journal for the next start", num_left)
+        self.spool.close()
+        self.store.close()
 
 
 class Gateway:
