@@ -97,11 +97,8 @@ static void stacked_part(const void *args, int64_t part, int64_t parts)
 {
     const expert_args *a = args;
     int64_t begin, end, all = a->num_experts * a->width;
-    row_map x = plain_rows(a->x, a->columns), hidden = plain_rows(a->hidden, 2 * all);
-    row_map active = plain_rows(a->active, all), out = plain_rows(a->out, a->columns);
     share(2 * all / TILE, part, parts, &begin, &end);
-    for (int64_t tile = begin; tile < end; tile++)
-        embergate_tile(&a->gate_up, tile, 0, a->columns, &x, a->tokens, &hidden, tile * TILE, TILE, 0);
+    embergate_tiles(&a->gate_up, begin, end, 2 * all, a->x, a->tokens, a->hidden, 0);
     meet_parts(parts);
     share(a->tokens * a->num_experts, part, parts, &begin, &end);
     for (int64_t item = begin; item < end; item++) {
@@ -111,11 +108,7 @@ static void stacked_part(const void *args, int64_t part, int64_t parts)
     }
     meet_parts(parts);
     share((a->columns + TILE - 1) / TILE, part, parts, &begin, &end);
-    for (int64_t tile = begin; tile < end; tile++) {
-        int64_t left = a->columns - tile * TILE;
-        embergate_tile(&a->down, tile, 0, all, &active, a->tokens, &out, tile * TILE, left < TILE ? left : TILE,
-                       (int)a->accumulate);
-    }
+    embergate_tiles(&a->down, begin, end, a->columns, a->active, a->tokens, a->out, (int)a->accumulate);
 }
 
 /* scratch: tokens * top_k * 3 * width floats. */

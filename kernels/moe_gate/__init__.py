@@ -52,3 +52,33 @@ def moe_gate(
         tokens, experts, top_k, num_groups, top_groups, normalise, scale,
     )  # fmt: skip
     return weights, chosen
+
+
+def weigh_all(
+    logits: Tensor,
+    *,
+    num_leading: int = 0,
+    normalise: bool = True,
+    scale: float = 1.0,
+    native: NativeLibrary | None = None,
+) -> Tensor:
+    """The weights of a router that chooses every expert: as :func:`moe_gate`, but in the experts' own order.
+
+    Args:
+        logits: ``[tokens, experts]`` float32.
+        num_leading: so many ones are put before each row, the weights of shared experts.
+
+    Returns:
+        ``[tokens, num_leading + experts]`` float32.
+
+    Raises:
+        ValueError: when the native form is given something else than a contiguous float32 CPU tensor.
+    """
+    if native is None:
+        return reference.weigh_all(logits, num_leading, normalise, scale)
+    tokens, experts = require_rows("logits", logits)
+    weights = torch.empty((tokens, num_leading + experts))
+    native.moe_weigh_all(
+        logits.data_ptr(), weights.data_ptr(), tokens, experts, num_leading, normalise, scale
+    )
+    return weights

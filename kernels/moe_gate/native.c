@@ -40,14 +40,21 @@ static void limit_to_groups(const gate_args *a, float *choice, float *groups)
             choice[g * size + i] = -__builtin_inff();
 }
 
+/* scores = sigmoid(logits); scores has room up to a multiple of 8. */
+static void squash(const float *logits, int64_t count, float *scores)
+{
+    int64_t padded = (count + LANES - 1) / LANES * LANES;
+    memset(scores, 0, (size_t)padded * sizeof(float));
+    memcpy(scores, logits, (size_t)count * sizeof(float));
+    for (int64_t i = 0; i < padded; i += LANES)
+        store8(scores + i, splat8(1.0f) / (splat8(1.0f) + exp8(-load8(scores + i))));
+}
+
 static void gate_token(const gate_args *a, int64_t t, float *scratch)
 {
     int64_t padded = (a->experts + LANES - 1) / LANES * LANES;
     float *scores = scratch, *choice = scratch + padded, *groups = scratch + 2 * padded, sum = 0.0f;
-    memset(scores, 0, (size_t)padded * sizeof(float));
-    memcpy(scores, a->logits + t * a->experts, (size_t)a->experts * sizeof(float));
-    for (int64_t i = 0; i < padded; i += LANES)
-        store8(scores + i, splat8(1.0f) / (splat8(1.0f) + exp8(-load8(scores + i))));
+    squash(a->logits + t * a->experts, a->experts, scores);
     for (int64_t i = 0; i < a->experts; i++)
         choice[i] = scores[i] + (a->bias ? a->bias[i] : 0.0f);
     if (a->top_groups < a->num_groups)
@@ -82,4 +89,23 @@ void embergate_moe_gate(int64_t threads, const float *logits, const float *bias,
     gate_args args = {logits, bias, weights, chosen, tokens, experts, top_k, num_groups, top_groups,
                       is_normalised, scale};
     run_parts(tokens < 16 ? 1 : threads, gate_part, &args);
+}
+
+void embergate_moe_weigh_all(int64_t threads, const float *logits, float *weights, int64_t tokens, int64_t experts,
+                             int64_t num_leading, int64_t is_normalised, float scale)
+{
+    (void)threads;
+    float *scores = take_floats(experts + LANES);
+    for (int64_t t = 0; t < tokens; t++) {
+        float *row = weights + t * (num_leading + experts), sum = 0.0f;
+        squash(logits + t * experts, experts, scores);
+        for (int64_t i = 0; i < experts; i++)
+            sum += scores[i];
+        float factor = is_normalised ? scale / (sum + 1e-20f) : scale;
+        for (int64_t i = 0; i < num_leading; i++)
+            row[i] = 1.0f;
+        for (int64_t i = 0; i < experts; i++)
+            row[num_leading + i] = scores[i] * factor;
+    }
+    free(scores);
 }

@@ -32,3 +32,12 @@ def moe_gate(
     if normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return weights * scale, chosen.int()
+
+
+def weigh_all(logits: Tensor, num_leading: int, normalise: bool, scale: float) -> Tensor:
+    """See :func:`kernels.moe_gate.weigh_all`."""
+    scores = torch.sigmoid(logits.float())
+    if normalise:
+        scores = scores / (scores.sum(-1, keepdim=True) + 1e-20)
+    ones = torch.ones((len(scores), num_leading), device=logits.device)
+    return torch.cat((ones, scores * scale), dim=1)

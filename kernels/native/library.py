@@ -37,6 +37,7 @@ class NativeLibrary:
     paged_attention: NativeOp
     paged_mla_decode: NativeOp
     moe_gate: NativeOp
+    moe_weigh_all: NativeOp
     expert_mlp: NativeOp
 
     def __init__(self, path: Path, threads: int) -> None:

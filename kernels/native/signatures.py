@@ -21,6 +21,7 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
         "paged_attention": "pipppppfpiiiiiii",
         "paged_mla_decode": "ppipppfpiiiiiii",
         "moe_gate": "ppppiiiiiif",
+        "moe_weigh_all": "ppiiiif",
         "expert_mlp": "pppppppiiiiiiii",
     }
 )

@@ -2,6 +2,8 @@
 #include "native/parallel.h"
 #include "packed_linear/tile.h"
 
+#define CACHED_FLOATS 65536 /* of x: half of a second-level cache of 512 KiB */
+
 /* One row, weights unpacked in registers; four chains of additions hide the latency of one. */
 INLINE void one_row_group(const uint32_t *group, int64_t bits, int64_t is_wide, const float *x, f8 *sum)
 {
@@ -107,9 +109,26 @@ void embergate_tile(const packed *w, int64_t tile, int64_t k_begin, int64_t k_en
     }
 }
 
+void embergate_tiles(const packed *w, int64_t begin, int64_t end, int64_t out_features, const float *x, int64_t rows,
+                     float *y, int accumulate)
+{
+    int64_t block = CACHED_FLOATS / w->columns / ROWS * ROWS;
+    block = block < 16 * ROWS ? 16 * ROWS : block;
+    for (int64_t r = 0; r < rows; r += block) {
+        row_map from = plain_rows(x + r * w->columns, w->columns), to = plain_rows(y + r * out_features, out_features);
+        int64_t some = rows - r < block ? rows - r : block;
+        for (int64_t tile = begin; tile < end; tile++) {
+            int64_t left = out_features - tile * TILE;
+            embergate_tile(w, tile, 0, w->columns, &from, some, &to, tile * TILE, left < TILE ? left : TILE,
+                           accumulate);
+        }
+    }
+}
+
 typedef struct {
     packed weight;
-    row_map x, y;
+    const float *x;
+    float *y;
     int64_t rows, out_features, accumulate;
 } linear_args;
 
@@ -118,19 +137,14 @@ static void linear_part(const void *args, int64_t part, int64_t parts)
     const linear_args *a = args;
     int64_t begin, end;
     share((a->out_features + TILE - 1) / TILE, part, parts, &begin, &end);
-    for (int64_t tile = begin; tile < end; tile++) {
-        int64_t left = a->out_features - tile * TILE;
-        embergate_tile(&a->weight, tile, 0, a->weight.columns, &a->x, a->rows, &a->y, tile * TILE,
-                       left < TILE ? left : TILE, (int)a->accumulate);
-    }
+    embergate_tiles(&a->weight, begin, end, a->out_features, a->x, a->rows, a->y, (int)a->accumulate);
 }
 
 void embergate_packed_linear(int64_t threads, const float *x, const uint32_t *data, float *y, int64_t rows,
                              int64_t columns, int64_t out_features, int64_t bits, int64_t is_wide,
                              int64_t accumulate)
 {
-    linear_args args = {{data, columns, bits, is_wide}, plain_rows(x, columns), plain_rows(y, out_features),
-                        rows, out_features, accumulate};
+    linear_args args = {{data, columns, bits, is_wide}, x, y, rows, out_features, accumulate};
     run_parts(threads, linear_part, &args);
 }
 

@@ -184,6 +184,11 @@ INLINE void mac(int64_t rows, int64_t count, const float *const *x, const float 
         mac_rows(1, count, x, panel, stride, y, is_fresh);
 }
 
+/* Tiles begin .. end-1 of a plain product y (+)= x W^T of `rows` rows. Rows go in blocks whose x stays in a core's
+ * second cache while the tiles pass by. */
+void embergate_tiles(const packed *w, int64_t begin, int64_t end, int64_t out_features, const float *x, int64_t rows,
+                     float *y, int accumulate);
+
 /* One tile times columns k_begin .. k_end-1 of `rows` rows: y[r][column ..] (+)= sum. `width` columns of the tile are
  * written (32, fewer at the edge). Defined in kernels/packed_linear/native.c. */
 void embergate_tile(const packed *w, int64_t tile, int64_t k_begin, int64_t k_end, const row_map *x, int64_t rows,

@@ -66,7 +66,9 @@ CASES = (
     AttentionCase("no groups", 4, 4, 48, 64, 16, ((1, 31), (12, 40))),
     AttentionCase("large blocks", 4, 2, 64, 96, 128, ((1, 200), (33, 260))),
 )
-SMOLLM2_DECODE = AttentionCase("smollm2 decode, 8 x 1,024", 9, 3, 64, 64, 16, ((1, 1024),) * 8)
-SMOLLM2_SINGLE = AttentionCase("smollm2 decode, 1 x 1,024", 9, 3, 64, 64, 16, ((1, 1024),))
-SMOLLM2_PREFILL = AttentionCase("smollm2 prefill, 512", 9, 3, 64, 64, 16, ((512, 512),))
-SMOLLM2_CHUNK = AttentionCase("smollm2 chunk, 512 of 2,048", 9, 3, 64, 64, 16, ((512, 2048),))
+MEASURED = (
+    AttentionCase("smollm2 decode, 1 x 1,024", 9, 3, 64, 64, 16, ((1, 1024),)),
+    AttentionCase("smollm2 decode, 8 x 1,024", 9, 3, 64, 64, 16, ((1, 1024),) * 8),
+    AttentionCase("smollm2 prefill, 512", 9, 3, 64, 64, 16, ((512, 512),)),
+    AttentionCase("smollm2 chunk, 512 of 2,048", 9, 3, 64, 64, 16, ((512, 2048),)),
+)

@@ -61,5 +61,7 @@ CASES = (
     MlaCase("kimi heads", 8, 512, 64, 1, True, 16, (100, 7)),
     MlaCase("odd blocks", 5, 32, 32, 1, True, 7, (20, 7, 50)),
 )
-EMBEDDED_SINGLE = MlaCase("embedded decode, 1 x 1,024", 9, 576, 64, 3, False, 16, (1024,))
-EMBEDDED_DECODE = MlaCase("embedded decode, 8 x 1,024", 9, 576, 64, 3, False, 16, (1024,) * 8)
+MEASURED = (
+    MlaCase("embedded decode, 1 x 1,024", 9, 576, 64, 3, False, 16, (1024,)),
+    MlaCase("embedded decode, 8 x 1,024", 9, 576, 64, 3, False, 16, (1024,) * 8),
+)

@@ -8,7 +8,7 @@ import torch
 from kernels.expert_mlp import expert_mlp
 from kernels.expert_mlp.cases import CASES as EXPERT_CASES
 from kernels.expert_mlp.cases import ExpertCase
-from kernels.moe_gate import moe_gate
+from kernels.moe_gate import moe_gate, weigh_all
 from kernels.moe_gate.cases import CASES, GateCase
 from kernels.native import NativeLibrary
 from tests.kernels.poison import assert_close, surrounded
@@ -46,6 +46,18 @@ def test_ties_go_to_the_lower_index(case: GateCase, native: NativeLibrary) -> No
     _, expected = choose(case, logits, None, None)
     assert torch.equal(chosen, expected)
     assert torch.equal(chosen[0], chosen[0].sort().values)
+
+
+@pytest.mark.parametrize("experts", [3, 36])
+@pytest.mark.parametrize("normalise", [True, False])
+def test_weights_of_all_experts(experts: int, normalise: bool, native: NativeLibrary) -> None:
+    logits = torch.randn(5, experts)
+    result = weigh_all(surrounded(logits), num_leading=2, normalise=normalise, scale=2.5, native=native)
+    assert_close(result, weigh_all(logits, num_leading=2, normalise=normalise, scale=2.5))
+    weights, chosen = moe_gate(logits, None, experts, normalise=normalise, scale=2.5, native=native)
+    assert_close(result[:, 2:].gather(1, chosen.long()), weights)
+    alone = weigh_all(logits[:1].clone(), num_leading=2, normalise=normalise, scale=2.5, native=native)
+    assert torch.equal(alone, result[:1])
 
 
 def test_bias_chooses_but_does_not_weigh() -> None:
