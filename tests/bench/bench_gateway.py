@@ -45,12 +45,12 @@ TOKEN = "sk-bench"  # what the load client sends
 ACCOUNT = "be" * 16
 PATH = f"/client/v4/accounts/{ACCOUNT}/ai/v1/chat/completions"
 DEFAULT_PEERS = ["direct", "nginx", "aiohttp", "sglang-router-rr", "vllm-router-rr"]
-INSTALLS = {
-    "nginx": "nginx",
-    "aiohttp": "aiohttp",
-    "sglang": "sglang",
-    "vllm": "vllm-router",
-    "litellm": "litellm",
+INSTALLS = {  # what of the harness's set-up the peers of a name need, and what shows that it is there
+    "nginx": ("nginx", "/usr/sbin/nginx"),
+    "aiohttp": ("aiohttp", "aiohttp/bin/python"),
+    "sglang": ("sglang", "sglrouter/bin/python"),
+    "vllm": ("vllm-router", "vllmrouter/bin/vllm-router"),
+    "litellm": ("litellm", "litellm/bin/litellm"),
 }
 
 
@@ -92,11 +92,18 @@ def _options() -> argparse.Namespace:
 
 
 def _set_up(bench_dir: Path, peers_dir: Path, peers: list[str]) -> None:
+    """Install what is missing; the upstream and the load client come with any of it."""
     wanted = [
-        install for prefix, install in INSTALLS.items() if any(peer.startswith(prefix) for peer in peers)
+        install
+        for prefix, (install, sign) in INSTALLS.items()
+        if any(peer.startswith(prefix) for peer in peers) and not (peers_dir / sign).exists()
     ]
-    environment = os.environ | {"PEERS": str(peers_dir)}
-    subprocess.run(["bash", str(bench_dir / "setup_peers.sh"), *wanted], env=environment, check=True)
+    if wanted or not (peers_dir / "loadgen").exists():
+        print(f"installing peers under {peers_dir} ...", flush=True)
+        environment = os.environ | {"PEERS": str(peers_dir)}
+        subprocess.run(
+            ["bash", str(bench_dir / "setup_peers.sh"), *(wanted or ["aiohttp"])], env=environment, check=True
+        )
 
 
 def _prepare(data_dir: Path) -> None:
@@ -135,8 +142,15 @@ def _measure(
     command = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "gateway", str(data_dir / "gateway.json")]
     out = data_dir / "results.json"
     subprocess.run(
-        [sys.executable, str(bench_dir / "gateway" / "run.py"), str(out), str(options.rounds)]
-        + [str(options.seconds), *options.peers, NAME],
+        [
+            sys.executable,
+            str(bench_dir / "gateway" / "run.py"),
+            str(out),
+            str(options.rounds),
+            str(options.seconds),
+            *options.peers,
+            NAME,
+        ],
         env=os.environ | {"PEERS": str(peers_dir), "EXTRA": json.dumps({NAME: [PORT, PATH, [], command]})},
         check=True,
     )
