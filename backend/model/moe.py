@@ -20,7 +20,7 @@ from backend.model.placement import Placement
 from backend.model.quant import Matrix, concatenate, to_float
 from backend.model.weights import WeightReader
 from kernels.expert_mlp import expert_mlp
-from kernels.moe_gate import moe_gate
+from kernels.moe_gate import moe_gate, weigh_all
 from kernels.native import NativeLibrary
 from kernels.silu_mul import silu_mul
 
@@ -54,12 +54,15 @@ class Router:
             native=self._native,
         )
 
-    def weigh_all(self, x: Tensor) -> Tensor:
-        """The weights of a router that chooses every expert, ``[tokens, experts]`` in the experts' order."""
-        scores = self._gate(x.float()).sigmoid_()
-        if self._moe.is_normalised:
-            scores /= scores.sum(1, keepdim=True).add_(1e-20)
-        return scores.mul_(self._moe.routed_scaling_factor)
+    def weigh_all(self, x: Tensor, num_shared: int) -> Tensor:
+        """Every expert's weight, for a router that chooses all; ones for shared experts come first."""
+        return weigh_all(
+            self._gate(x.float()),
+            num_leading=num_shared,
+            normalise=self._moe.is_normalised,
+            scale=self._moe.routed_scaling_factor,
+            native=self._native,
+        )
 
 
 class ChosenExperts(Protocol):
@@ -100,15 +103,12 @@ class FullMoeMlp:
     ) -> None:
         self._router = Router(config, moe, reader, prefix, placement)
         self._num_shared = moe.shared_dim // moe.expert_dim
-        self._num_parts = self._num_shared + moe.num_experts
         gate_up, down = _read_experts(config, moe, reader, prefix, with_shared=True)
-        self._swiglu = build_swiglu(gate_up, down, self._num_parts, placement)
+        self._swiglu = build_swiglu(gate_up, down, self._num_shared + moe.num_experts, placement)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[tokens, hidden]`` to the same."""
-        factors = torch.ones((len(x), self._num_parts), device=x.device)
-        factors[:, self._num_shared :] = self._router.weigh_all(x)
-        return self._swiglu(x, factors)
+        return self._swiglu(x, self._router.weigh_all(x, self._num_shared))
 
 
 class PackedExperts:
