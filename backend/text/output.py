@@ -189,6 +189,8 @@ class _ParserFeed:
         for item in self._expected:
             if not item.is_counted:
                 self._count(item)
+            if item.token_id is not None and self.parser.is_mark(item.token_id):
+                break  # what stands behind it is something else, of which nothing was read
         self._expected.clear()
         self.parser.finish("stop" if reason == "tool_calls" else reason)
         if self.parser.num_calls and reason in ("stop", "length"):

@@ -28,6 +28,7 @@ _MAX_LOGIT_BIAS = 1024
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 NumTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -39,7 +40,9 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 
 class ChatBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A request body. Every field may also be null, which means the default."""
+    """A request body. Every field may also be null, which means the default; only a null
+    ``reasoning_effort`` is a value of its own: no reasoning.
+    """
 
     model: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -69,7 +72,8 @@ class ChatBody(msgspec.Struct, frozen=True, kw_only=True):
     function_call: str | dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: ReasoningEffort | msgspec.UnsetType | None = msgspec.UNSET
+    thinking: dict[str, Any] | bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     options: RunOptions | None = None
     requests: msgspec.Raw = msgspec.Raw()
@@ -137,6 +141,7 @@ def decode_chat(raw: bytes, *, path_model: str | None, allows_prompt: bool, max_
         raise bad_input("/model", "is required")
     messages = _messages_of(body, allows_prompt)
     _check_choices(body, max_choices)
+    _check_tools(body)
     _check_unsupported(body)
     stream_options = body.stream_options
     return ChatRequest(
@@ -220,18 +225,42 @@ def _check_choices(body: ChatBody, max_choices: int) -> None:
                 raise bad_input("/logit_bias", "keys must be token ids")
 
 
-def _check_unsupported(body: ChatBody) -> None:
-    """Refuse what cannot be honoured: an answer that silently ignores it would be wrong."""
+def _check_tools(body: ChatBody) -> None:
+    """Check the tools that may be called; whether the model can call any, its replica knows."""
     choice = body.tool_choice
     if isinstance(choice, str) and choice not in _TOOL_CHOICES:
         raise bad_input("/tool_choice", f"must be one of {', '.join(_TOOL_CHOICES)} or a named function")
-    if body.tools and choice != "none":
-        raise bad_input(
-            "/tools",
-            "this model does not support tool calling; leave tools out or send 'tool_choice': 'none'",
-        )
-    if not body.tools and choice is not None and choice not in ("none", "auto"):
-        raise bad_input("/tool_choice", "asks for a tool call, but there are no tools")
+    if choice not in (None, "none", "auto"):
+        if not body.tools:
+            raise bad_input("/tool_choice", "asks for a tool call, but there are no tools")
+        raise bad_input("/tool_choice", "this model cannot be made to call a tool; use 'auto' or 'none'")
+    names: set[str] = set()
+    for index, tool in enumerate(body.tools or ()):
+        _check_tool(f"/tools/{index}", tool, names)
+
+
+def _check_tool(pointer: str, tool: dict[str, Any], names: set[str]) -> None:
+    if tool.get("type") != "function":
+        raise bad_input(f"{pointer}/type", "must be 'function'")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise bad_input(f"{pointer}/function", "must be an object")
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise bad_input(f"{pointer}/function/name", "must be a string that is not empty")
+    if name in names:
+        raise bad_input(f"{pointer}/function/name", "is the name of another tool already")
+    names.add(name)
+    if not isinstance(function.get("description"), str | None):
+        raise bad_input(f"{pointer}/function/description", "must be a string")
+    if not isinstance(function.get("parameters"), dict | None):
+        raise bad_input(f"{pointer}/function/parameters", "must be a JSON schema")
+    if function.get("strict"):
+        raise bad_input(f"{pointer}/function/strict", "this model cannot be held to a schema")
+
+
+def _check_unsupported(body: ChatBody) -> None:
+    """Refuse what cannot be honoured: an answer that silently ignores it would be wrong."""
     if body.functions and body.function_call != "none":
         raise bad_input("/functions", "this model does not support tool calling")
     if body.response_format is not None and body.response_format.type != "text":

@@ -8,7 +8,7 @@ from backend.wire import AbortResult, ErrorBody, ReplicaRequest
 from billing.usage import Surface
 from gateway.config import ServedModel
 from gateway.errors import Reason, Refusal
-from gateway.wire.openai import ChatRequest
+from gateway.wire.openai import ChatBody, ChatRequest
 
 CHAT_PATH = "/v1/chat/completions"
 ABORT_PATH = "/abort"
@@ -73,10 +73,21 @@ def encode_request(
             stop=chat.stop,
             ignore_eos=bool(body.ignore_eos),
             reject_if_busy=chat.rejects_if_busy,
-            reasoning_effort=body.reasoning_effort,
+            tools=[] if body.tool_choice == "none" else body.tools or [],
+            tool_choice=body.tool_choice,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            reasoning_effort=_effort(body),
+            thinking=body.thinking,
             chat_template_kwargs=body.chat_template_kwargs or {},
         )
     )
+
+
+def _effort(body: ChatBody) -> str | None:
+    effort = body.reasoning_effort
+    if effort is None:
+        return "none"
+    return None if effort is msgspec.UNSET else effort
 
 
 def _or(value: float | None, default: float) -> float:

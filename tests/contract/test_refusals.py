@@ -116,6 +116,7 @@ async def test_an_unknown_model(gateway: Harness, path: str) -> None:
     assert "No such model @cf/nobody/nothing or task" in message_of(reply)
 
 
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "/messages"),
     ({"messages": None}, "/messages"),
@@ -162,8 +163,28 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"7": 101}}, "/logit_bias"),
     ({"tool_choice": "any"}, "/tool_choice"),
     ({"tool_choice": "required"}, "/tool_choice"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "/tools"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "/tools"),
+    ({"tools": [TOOL], "tool_choice": "required"}, "/tool_choice"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        "/tool_choice",
+    ),
+    ({"tools": [TOOL, {"type": "custom"}]}, "/tools/1/type"),
+    ({"tools": [{"type": "function"}]}, "/tools/0/function"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "/tools/0/function/name"),
+    ({"tools": [TOOL, TOOL]}, "/tools/1/function/name"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "description": False}}]},
+        "/tools/0/function/description",
+    ),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+        "/tools/0/function/parameters",
+    ),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+        "/tools/0/function/strict",
+    ),
+    ({"thinking": "off"}, "/thinking"),
     ({"functions": [{"name": "f"}]}, "/functions"),
     ({"response_format": {"type": "json_object"}}, "/response_format/type"),
     (

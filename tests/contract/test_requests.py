@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.support.fake_replica import FakeReplica
 from tests.support.gateway_harness import (
     MODEL,
@@ -105,6 +107,46 @@ async def test_tools_with_choice_none_are_honoured_by_leaving_them_out(
     reply = await gateway.chat(tools=[tool], tool_choice="none")
     assert reply.status == 200
     assert "tools" not in received(replicas)
+
+
+async def test_tools_that_may_be_called_reach_the_replica(
+    gateway: Harness, replicas: list[FakeReplica]
+) -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "Does it.", "parameters": {"type": "object"}},
+    }
+    for choice in (None, "auto"):
+        reply = await gateway.chat(tools=[tool], tool_choice=choice, parallel_tool_calls=False)
+        assert reply.status == 200, reply.body
+        request = received(replicas)
+        assert request["tools"] == [tool]
+        assert request.get("tool_choice") == choice
+        assert request["parallel_tool_calls"] is False
+
+
+@pytest.mark.parametrize(
+    ("sent", "arrives"),
+    [
+        ({}, {}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none"}),
+        ({"reasoning_effort": None}, {"reasoning_effort": "none"}),
+        ({"thinking": {"type": "disabled"}}, {"thinking": {"type": "disabled"}}),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            {"chat_template_kwargs": {"enable_thinking": False}},
+        ),
+    ],
+)
+async def test_ways_to_switch_thinking_off_reach_the_replica(
+    gateway: Harness, replicas: list[FakeReplica], sent: dict[str, Any], arrives: dict[str, Any]
+) -> None:
+    """Complaint C1: null means no reasoning, and nothing else is lost on the way."""
+    assert (await gateway.chat(**sent)).status == 200
+    request = received(replicas)
+    names = ("reasoning_effort", "thinking", "chat_template_kwargs")
+    assert {name: request[name] for name in names if name in request} == arrives
 
 
 async def test_the_cache_salt_is_the_accounts_alone(gateway: Harness, replicas: list[FakeReplica]) -> None:
