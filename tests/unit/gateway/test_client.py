@@ -77,9 +77,12 @@ async def test_parallel_requests_use_connections_of_their_own() -> None:
 
 async def test_connections_are_bounded() -> None:
     config = UpstreamConfig(max_connections_per_replica=1)
-    async with scripted_replica(
-        then_sleep(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"), answer(b"x")
-    ) as replica, replica_client(config) as client:
+    async with (
+        scripted_replica(
+            then_sleep(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"), answer(b"x")
+        ) as replica,
+        replica_client(config) as client,
+    ):
         first = await ask(client, replica)
         with pytest.raises(ReplicaUnreachableError, match="in use"):
             await ask(client, replica)
