@@ -64,12 +64,15 @@ class TextConfig(_Section, frozen=True):
 
     ``max_inline_chars``: a longer conversation is rendered and encoded in a thread, beside the event loop.
     ``encode_cache_chars``: encoded pieces of conversations kept for their next turn.
+    ``adds_default_system``: a conversation without a system message gets the one that earlier releases of
+    Kimi put there.
     """
 
     max_inline_chars: int = 2048
     encode_cache_chars: int = 16_000_000
     max_stop_strings: int = 16
     max_stop_chars: int = 4096
+    adds_default_system: bool = False
 
 
 class TelemetryConfig(_Section, frozen=True):

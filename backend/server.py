@@ -65,7 +65,10 @@ def load_prompt_encoder(config: BackendConfig, vocab_size: int) -> PromptEncoder
     """
     try:
         text = load_model_text(
-            Path(config.model.path), cache_chars=config.text.encode_cache_chars, vocab_size=vocab_size
+            Path(config.model.path),
+            cache_chars=config.text.encode_cache_chars,
+            vocab_size=vocab_size,
+            adds_default_system=config.text.adds_default_system,
         )
     except ModelTextError as error:
         raise ReplicaStartError(str(error)) from error

@@ -40,7 +40,9 @@ class TemplatedModelText:
         return Prompt(self._tokenizer.encode_prompt(prompt.text, guard=prompt.guard, cache_salt=salt))
 
 
-def load_model_text(path: Path, *, cache_chars: int, vocab_size: int) -> ModelText:
+def load_model_text(
+    path: Path, *, cache_chars: int, vocab_size: int, adds_default_system: bool = False
+) -> ModelText:
     """Read what a model's text side needs. Blocks for a fraction of a second.
 
     Args:
@@ -48,6 +50,7 @@ def load_model_text(path: Path, *, cache_chars: int, vocab_size: int) -> ModelTe
             (Kimi), or a GGUF file.
         cache_chars: how many characters of text the cache of encoded pieces may hold.
         vocab_size: ids that the model may sample.
+        adds_default_system: see :class:`backend.text.kimi.template.KimiTemplate`.
 
     Raises:
         ModelTextError: naming the file that is missing or wrong.
@@ -56,7 +59,12 @@ def load_model_text(path: Path, *, cache_chars: int, vocab_size: int) -> ModelTe
         if path.suffix == ".gguf":
             return _from_gguf(path, cache_chars, vocab_size)
         if (path / VOCABULARY_FILE).exists():
-            return KimiModelText.from_directory(path, cache_chars=cache_chars, vocab_size=vocab_size)
+            return KimiModelText.from_directory(
+                path,
+                cache_chars=cache_chars,
+                vocab_size=vocab_size,
+                adds_default_system=adds_default_system,
+            )
         tokenizer = Tokenizer.from_directory(path, cache_chars=cache_chars, vocab_size=vocab_size)
         template = ChatTemplate.from_directory(path, list(tokenizer.special_tokens))
         return TemplatedModelText(tokenizer, template)
