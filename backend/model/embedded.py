@@ -252,6 +252,7 @@ def _replace(staging: Path, out_dir: Path) -> None:
     for file in staging.iterdir():
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
+        file.chmod(0o644)
     staging.chmod(0o755)
     if out_dir.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-old-", dir=out_dir.parent))
