@@ -51,7 +51,7 @@ _PATTERN: Final = "|".join(
 # that no piece takes the encoder long. Where it cuts decides which tokens come out.
 _MAX_CHARS: Final = 400_000
 _MAX_RUN_CHARS: Final = 25_000
-_RUNS: Final = re.compile(r"\s++|\S++")
+_RUN: Final = re.compile(r"\s++|\S++")
 
 
 class TiktokenTokenizer:
@@ -199,7 +199,7 @@ def _cut(texts: Sequence[str], specials: Sequence[str]) -> list[list[str]]:
     if num_chars <= _MAX_RUN_CHARS:
         return [[text] for text in texts]
     whole = texts[0] + "".join(special + text for special, text in zip(specials, texts[1:], strict=True))
-    places = _cut_places(whole)
+    places = cut_places(whole)
     cut_texts: list[list[str]] = []
     start = 0
     for text, special in itertools.zip_longest(texts, specials, fillvalue=""):
@@ -210,13 +210,23 @@ def _cut(texts: Sequence[str], specials: Sequence[str]) -> list[list[str]]:
     return cut_texts
 
 
-def _cut_places(text: str) -> list[int]:
-    """Where a long text is cut: every ``_MAX_CHARS``, and within them wherever a run becomes too long."""
+def cut_places(text: str, max_chars: int = _MAX_CHARS, max_run: int = _MAX_RUN_CHARS) -> list[int]:
+    """Where a long text is cut: every ``max_chars``, and within them wherever a run becomes too long."""
     places: list[int] = []
-    for start in range(0, len(text), _MAX_CHARS):
-        end = min(start + _MAX_CHARS, len(text))
+    for start in range(0, len(text), max_chars):
+        end = min(start + max_chars, len(text))
         if start:
             places.append(start)
-        for run in _RUNS.finditer(text, start, end):
-            places += range(run.start() + _MAX_RUN_CHARS, run.end(), _MAX_RUN_CHARS)
+        run_end = start
+        # A run that is too long lies across one of these; the others need no look.
+        for probe in range(start + max_run, end, max_run):
+            if probe < run_end:
+                continue
+            is_space = text[probe].isspace()
+            run_start = probe
+            while run_start > start and text[run_start - 1].isspace() == is_space:
+                run_start -= 1
+            run = _RUN.match(text, probe, end)
+            run_end = run.end() if run else probe
+            places += range(run_start + max_run, run_end, max_run)
     return places

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.text.detokenizer import Detokenizer
-from backend.text.kimi.tokenizer import TiktokenTokenizer
+from backend.text.kimi.tokenizer import TiktokenTokenizer, cut_places
 from backend.text.tokenizer import BadTokenizerError
 from tests.support.kimi_text import tiny_added, tiny_ranks, tiny_tokenizer, write_kimi_text
 
@@ -101,6 +101,23 @@ def test_pieces_are_encoded_alone(texts: list[str], specials: list[str]) -> None
     for special, text in zip(specials, texts[1:], strict=True):
         expected += [tokenizer.special_tokens[special], *tokenizer.encode_text(text)]
     assert tokenizer.encode_pieces(texts, specials) == expected
+
+
+@given(st.text(" \n\u3000ab", max_size=120), st.integers(5, 40), st.integers(1, 6))
+def test_runs_are_cut_where_reading_every_character_cuts_them(
+    text: str, max_chars: int, max_run: int
+) -> None:
+    expected = []
+    length = 0
+    for place, character in enumerate(text):
+        is_new_slice = place % max_chars == 0
+        if is_new_slice or character.isspace() != text[place - 1].isspace():
+            length = 0
+        if place and (is_new_slice or length == max_run):
+            expected.append(place)
+            length = 0
+        length += 1
+    assert cut_places(text, max_chars, max_run) == expected
 
 
 def test_a_long_run_is_cut_whatever_the_cache_knows(tiny: TiktokenTokenizer) -> None:
