@@ -203,8 +203,10 @@ static void unpack_row(const packed *w, const uint32_t *tile, int64_t lane, floa
         float scale = w->is_wide ? wide[lane] : half_to_float(narrow + lane);
         float minimum = w->is_wide ? wide[TILE + lane] : half_to_float(narrow + TILE + lane);
         const uint32_t *words = tile + header_words(w) + lane;
-        for (int64_t i = 0; i < GROUP; i++)
-            out[k + i] = (float)(int32_t)(words[i / per_word * TILE] >> (i % per_word * w->bits) & mask) * scale + minimum;
+        for (int64_t i = 0; i < GROUP; i++) {
+            uint32_t code = words[i / per_word * TILE] >> (i % per_word * w->bits) & mask;
+            out[k + i] = (float)(int32_t)code * scale + minimum;
+        }
     }
 }
 

@@ -148,13 +148,14 @@ static void decode_score_phase(const attention_args *a, int64_t part, int64_t pa
     share(total, part, parts, &begin, &end);
     for (int64_t s = 0; s < a->sequences && at < end; s++) {
         int64_t tiles = is_decode(a, s) ? round_up(a->kv_lens[s], TILE) / TILE : 0;
-        int64_t first = begin > at ? begin - at : 0, last = end - at < tiles * a->kv_heads ? end - at : tiles * a->kv_heads;
+        int64_t items = tiles * a->kv_heads;
+        int64_t first = begin > at ? begin - at : 0, last = end - at < items ? end - at : items;
         for (int64_t item = first; item < last; item++) {
             context c = context_of(a, s, item / tiles);
             score_token(&c, a->query_starts[s], item % tiles * TILE, decode_scores(a, s, c.kv_head * members),
                         a->score_width);
         }
-        at += tiles * a->kv_heads;
+        at += items;
     }
 }
 
