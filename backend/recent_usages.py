@@ -72,6 +72,16 @@ class RecentUsageLog:
             next_after=usages[-1].sequence if usages else after,
         )
 
+    def page_of(self, request_id: str) -> RecentUsages:
+        """The newest end of a request with this id, as a page of at most one."""
+        entry = self.find(request_id)
+        return RecentUsages(
+            replica_id=self._replica_id,
+            started_at=self._started_at,
+            usages=[] if entry is None else [entry],
+            next_after=self._last_sequence if entry is None else entry.sequence,
+        )
+
     def find(self, request_id: str) -> RecentUsage | None:
         """The newest end of a request with this id."""
         return self._by_request.get(request_id)

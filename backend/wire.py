@@ -14,7 +14,8 @@ set):
 ``POST /abort``                    :class:`AbortRequest` -> :class:`AbortResult`; idempotent in every state
 ``GET /health``                    :class:`Health`; 200 when ready, 503 while starting or draining
 ``GET /stats``                     :class:`ReplicaStats`
-``GET /usages?after=SEQUENCE``     :class:`RecentUsages`; what the gateway reconciles with after a crash
+``GET /usages?after=SEQUENCE``     :class:`RecentUsages`; what the gateway reconciles with after a crash;
+                                  ``?request_id=ID`` instead: the end of that one request, if it is remembered
 ``POST /drain``, ``POST /resume``  :class:`Health`; reversible
 ``GET /metrics``                   Prometheus text
 =================================  ==========================================================================

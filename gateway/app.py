@@ -32,6 +32,7 @@ from gateway.handlers.inference import InferenceRoutes
 from gateway.handlers.native import NativeForm
 from gateway.handlers.openai import OpenAIForm
 from gateway.handlers.ops import OpsRoutes, edge_refusal, envelop_errors
+from gateway.inquiry import UsageInquiry
 from gateway.limits import AccountLimits
 from gateway.logs import AccessLog, configure_logging, stderr_writer
 from gateway.metering import UsageJournal
@@ -176,7 +177,7 @@ class Gateway:
             self._books.store,
             self._known,
             self._journal.commit,
-            timeout_s=config.upstream.first_byte_timeout_s,
+            timeout_s=config.upstream.idle_timeout_s,
         )
         self._pipeline = self._build_pipeline(loop.time)
         self.server = self._build_server(loop.time)
@@ -201,13 +202,13 @@ class Gateway:
             salts=self._salts,
             dispatcher=dispatcher,
             predictions=predictions,
-            client=self._client,
-            replica_headers=self._replica_headers,
+            inquiry=UsageInquiry(
+                self._client, self._replica_headers, abort_wait_s=config.metering.abort_usage_wait_s
+            ),
             outbound_headers=self._telemetry.outbound_headers,
             rate_book=self._books.rate_book,
             journal=self._journal,
             known=self._known,
-            abort_usage_wait_s=config.metering.abort_usage_wait_s,
         )
 
     def _build_server(self, clock: Callable[[], float]) -> EdgeServer:
@@ -251,7 +252,7 @@ class Gateway:
         """End requests in flight within the grace, then write, post and export everything that waits."""
         self._is_accepting = False
         await self.server.stop()
-        await self._pipeline.settle_all()
+        await self._pipeline.settle_all(self._config.metering.stop_usage_wait_s)
         await self._prober.stop()
         for task in self._background:
             task.cancel()

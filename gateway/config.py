@@ -58,7 +58,7 @@ class UpstreamConfig(_Section, frozen=True):
     ``keepalive_timeout_s`` closes a connection that no request has used for so long."""
 
     connect_timeout_s: float = 2.0
-    first_byte_timeout_s: float = 120.0
+    first_byte_timeout_s: float = 300.0
     idle_timeout_s: float = 30.0
     request_timeout_s: float = 600.0
     keepalive_timeout_s: float = 60.0
@@ -101,15 +101,17 @@ class AuthConfig(_Section, frozen=True):
 class MeteringConfig(_Section, frozen=True):
     """``commit_interval_s`` is how long a group commit may wait for company; 0 commits at once.
 
-    ``abort_usage_wait_s`` bounds how long a replica is asked for the usage of a request whose client left;
-    ``max_known_requests`` how many finished requests are remembered while usages are reconciled.
+    ``abort_usage_wait_s`` bounds how long a replica is asked for the usage of a request whose client left,
+    ``stop_usage_wait_s`` the same while the gateway stops; ``max_known_requests`` how many finished requests
+    are remembered while usages are reconciled.
     """
 
     commit_interval_s: float = 0.0
     max_group: int = 512
     max_pending: int = 20_000
     commit_timeout_s: float = 10.0
-    abort_usage_wait_s: float = 2.0
+    abort_usage_wait_s: float = 15.0
+    stop_usage_wait_s: float = 2.0
     max_known_requests: int = 50_000
 
 

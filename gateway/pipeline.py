@@ -18,32 +18,23 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
-import msgspec
-
-from backend.wire import AbortRequest, BadReplicaMessageError, TokenUsage, decode_usage
+from backend.wire import BadReplicaMessageError, TokenUsage, decode_usage
 from billing.rates import RateBook
 from billing.usage import Status, UsageRecord
 from gateway.auth import Authenticator, SaltMaker
 from gateway.call import Answer, Call, Interruption
 from gateway.catalog import Catalog
-from gateway.client import ReplicaClient, ReplicaError
 from gateway.dispatch import Dispatcher, start_stream
 from gateway.errors import aborted, metering_unavailable, no_capacity
+from gateway.inquiry import UsageInquiry
 from gateway.limits import AccountLimits
 from gateway.metering import MeteringUnavailableError, UsageJournal
 from gateway.predictions import CachePredictions
 from gateway.reconciliation import KnownRequests
-from gateway.replicas import Replica
 from gateway.responses import completion_headers
 from gateway.routing import derived_key
 from gateway.wire.openai import encode_usage, error_frame
-from gateway.wire.replica import (
-    ABORT_PATH,
-    BillingContext,
-    decode_abort_result,
-    encode_billing_context,
-    encode_request,
-)
+from gateway.wire.replica import BillingContext, encode_billing_context, encode_request
 from gateway.wire.workers_ai import affinity_of, session_label
 
 _log = logging.getLogger(__name__)
@@ -66,13 +57,11 @@ class Pipeline:
         salts: SaltMaker,
         dispatcher: Dispatcher,
         predictions: CachePredictions,
-        client: ReplicaClient,
-        replica_headers: tuple[tuple[str, str], ...],
+        inquiry: UsageInquiry,
         outbound_headers: Callable[[Call], tuple[tuple[str, str], ...]],
         rate_book: RateBook,
         journal: UsageJournal,
         known: KnownRequests,
-        abort_usage_wait_s: float,
     ) -> None:
         self._authenticator = authenticator
         self._catalog = catalog
@@ -80,13 +69,11 @@ class Pipeline:
         self._salts = salts
         self._dispatcher = dispatcher
         self._predictions = predictions
-        self._client = client
-        self._replica_headers = replica_headers
+        self._inquiry = inquiry
         self._outbound_headers = outbound_headers
         self._rate_book = rate_book
         self._journal = journal
         self._known = known
-        self._abort_usage_wait_s = abort_usage_wait_s
         self._unsettled: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -119,8 +106,14 @@ class Pipeline:
             reservation.release()
             self._known.ended(call.request_id)
 
-    async def settle_all(self) -> None:
-        """Wait until the records of all interrupted requests are written (for the stop of the gateway)."""
+    async def settle_all(self, max_inquiry_s: float) -> None:
+        """Wait until the records of all interrupted requests are written (for the stop of the gateway).
+
+        Counts that replicas have not given after ``max_inquiry_s`` are estimated.
+        """
+        if self._unsettled:
+            await asyncio.wait(self._unsettled, timeout=max_inquiry_s)
+        self._inquiry.close()
         while self._unsettled:
             await asyncio.wait(self._unsettled)
 
@@ -194,28 +187,12 @@ class Pipeline:
 
     async def _record_interrupted(self, call: Call, status: Status) -> None:
         """Write the record of an answer that has no end: with the replica's counts, or marked estimates."""
-        usage = _usage_seen(call) or await self._abort_on(call.replica, call.request_id)
+        usage = _usage_seen(call) or await self._inquiry.final_usage(call.replica, call.request_id)
         is_estimated = usage is None
         try:
             await self._commit(call, status, usage or _estimate(call), is_estimated=is_estimated)
         except MeteringUnavailableError as error:
             _log.error("request %s: usage record not written: %s", call.request_id, error)
-
-    async def _abort_on(self, replica: Replica, request_id: str) -> TokenUsage | None:
-        """What the replica generated until it stopped; None when it cannot say within the configured wait."""
-        try:
-            status, body = await self._client.fetch(
-                replica.address,
-                ABORT_PATH,
-                self._replica_headers,
-                msgspec.json.encode(AbortRequest(request_id)),
-                method="POST",
-                timeout_s=self._abort_usage_wait_s,
-            )
-            recent = decode_abort_result(body).usage if status == 200 else None
-        except (ReplicaError, msgspec.DecodeError):
-            return None
-        return None if recent is None else recent.usage
 
     async def _commit(self, call: Call, status: Status, usage: TokenUsage, *, is_estimated: bool) -> None:
         first_byte_at = call.first_byte_at

@@ -21,8 +21,8 @@ from backend.telemetry import RequestSpan
 from backend.wire import FinishReason, RecentUsage, ReplicaRequest, TokenUsage
 
 # How long the engine may take to confirm an abort before the counts stay at what has arrived. A step of a
-# large model takes a fraction of a second.
-_SETTLE_TIMEOUT_S: Final = 5.0
+# long prompt on few cores can take seconds.
+_SETTLE_TIMEOUT_S: Final = 12.0
 
 _log = logging.getLogger("backend.request")
 

@@ -74,11 +74,13 @@ class Operations:
         )
 
     async def usages(self, http: web.Request) -> web.Response:
-        """One page of recent usages after the sequence number in the query.
+        """One page of recent usages after the sequence number in the query, or the end of one request.
 
         Raises:
             ReplicaError: 400 when ``after`` is not a whole number.
         """
+        if (request_id := http.query.get("request_id")) is not None:
+            return _json(self._usages.page_of(request_id))
         after = http.query.get("after", "0")
         if not after.isascii() or not after.isdigit() or len(after) > 18:
             raise bad_request("after", "must be a whole number")

@@ -265,3 +265,53 @@ async def test_a_taken_port_is_an_error_that_leaves_nothing_behind(
     assert threading.active_count() <= num_threads + 5  # workers of the loop's executor may stay
     other.gateway = None
     assert other.records() == []
+
+
+async def _leave_during_prefill(gateway: Harness, replicas: list[FakeReplica]) -> None:
+    """Ask, and go before the first token."""
+    for replica in replicas:
+        replica.script.token_delay_s = 30
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await gateway.chat(stream=True)
+
+
+async def test_who_leaves_during_prefill_is_recorded_with_the_replicas_counts(
+    start_gateway: StartGateway, replicas: list[FakeReplica]
+) -> None:
+    """A step of a long prompt takes seconds on few cores: the abort is confirmed after it."""
+    gateway = await start_gateway()
+    for replica in replicas:
+        replica.script.abort_delay_s = 0.4
+    await _leave_during_prefill(gateway, replicas)
+    await asyncio.sleep(0.5)
+    (record,) = await gateway.stopped_records()
+    assert (record.prompt_tokens, record.cached_prompt_tokens, record.completion_tokens) == (12, 4, 0)
+    assert (record.status, record.is_estimated) == ("client_disconnected", False)
+
+
+async def test_an_abort_that_is_not_confirmed_is_looked_up(
+    start_gateway: StartGateway, replicas: list[FakeReplica]
+) -> None:
+    gateway = await start_gateway(gateway_config(metering=MeteringConfig(abort_usage_wait_s=0.1)))
+    for replica in replicas:
+        replica.script.abort_delay_s = 30
+    await _leave_during_prefill(gateway, replicas)
+    await asyncio.sleep(0.5)
+    (record,) = await gateway.stopped_records()
+    assert (record.prompt_tokens, record.cached_prompt_tokens, record.completion_tokens) == (12, 4, 0)
+    assert not record.is_estimated
+
+
+async def test_a_stop_does_not_wait_for_a_replica_that_says_nothing(
+    start_gateway: StartGateway, replicas: list[FakeReplica]
+) -> None:
+    gateway = await start_gateway(gateway_config(metering=MeteringConfig(stop_usage_wait_s=0.2)))
+    for replica in replicas:
+        replica.script.abort_delay_s = 30
+    await _leave_during_prefill(gateway, replicas)
+    await asyncio.sleep(0.05)
+    started = time.monotonic()
+    (record,) = await gateway.stopped_records()
+    assert time.monotonic() - started < 4
+    assert (record.status, record.is_estimated) == ("client_disconnected", True)

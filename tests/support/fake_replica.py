@@ -38,6 +38,7 @@ class Script:
     end_early_after: int | None = None
     stall_after: int | None = None
     error_frame_after: int | None = None
+    abort_delay_s: float = 0.02
     forgets_usage: bool = False
     drops_usage: bool = False
 
@@ -80,7 +81,7 @@ class FakeReplica:
             await self._runner.cleanup()
             self._runner = None
 
-    # -- routes -----------------------------------------------------------------------------------------------
+    # -- routes ------------------------------------------------------------------------------------------
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -168,7 +169,7 @@ class FakeReplica:
     async def _abort(self, request: web.Request) -> web.Response:
         request_id = msgspec.json.decode(await request.read(), type=AbortRequest).request_id
         self.aborts.append(request_id)
-        await asyncio.sleep(0.02)  # the disconnect may be seen a moment after the abort
+        await asyncio.sleep(self.script.abort_delay_s)  # the disconnect may be seen a moment after the abort
         found = None if self.script.forgets_usage else self._find(request_id)
         return web.Response(body=msgspec.json.encode(AbortResult(request_id=request_id, usage=found)))
 
@@ -179,12 +180,15 @@ class FakeReplica:
     async def _usages(self, request: web.Request) -> web.Response:
         after = int(request.query.get("after", "0"))
         usages = [usage for usage in self.usages if usage.sequence > after]
+        if (request_id := request.query.get("request_id")) is not None:
+            found = None if self.script.forgets_usage else self._find(request_id)
+            usages = [] if found is None else [found]
         body = RecentUsages(
             replica_id=self.id, started_at=self.started_at, usages=usages, next_after=len(self.usages)
         )
         return web.Response(body=msgspec.json.encode(body))
 
-    # -- parts ------------------------------------------------------------------------------------------------
+    # -- parts ------------------------------------------------------------------------------------------
 
     def _find(self, request_id: str) -> RecentUsage | None:
         return next((usage for usage in self.usages if usage.request_id == request_id), None)

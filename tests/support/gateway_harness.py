@@ -1,4 +1,4 @@
-"""A whole gateway over sockets, with scripted replicas, an account and a token; and a client that reads its frames."""
+"""A whole gateway over sockets, with scripted replicas, an account, and a client that reads its frames."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class Harness:
 
 
 def prepare_data_dir(data_dir: Path) -> None:
-    """A store with two accounts and their tokens. Copy it rather than making it again: migrations take a while."""
+    """A store with two accounts and their tokens. Copy it: migrations take a while."""
     data_dir.mkdir(parents=True, exist_ok=True)
     store = Store.open(BILLING.database_url_in(data_dir))
     directory = AccountDirectory(store)
@@ -216,12 +216,12 @@ def prepare_data_dir(data_dir: Path) -> None:
 
 
 async def _read(response: aiohttp.ClientResponse) -> Reply:
-    pieces: list[bytes] = []
+    body = bytearray()
     is_cut = False
     try:
         async for piece in response.content.iter_any():
-            pieces.append(piece)
+            body += piece
     except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError):
         is_cut = True
     headers = {name.lower(): value for name, value in response.headers.items()}
-    return Reply(response.status, headers, b"".join(pieces), is_cut)
+    return Reply(response.status, headers, bytes(body), is_cut)

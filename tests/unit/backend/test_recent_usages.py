@@ -96,3 +96,10 @@ def test_a_restart_is_told_by_its_start_time() -> None:
     clock.now += 5
     assert log.page(0).started_at == 1000.0
     assert log.started_at == 1000.0
+
+
+def test_one_ending_can_be_asked_for() -> None:
+    log = log_with(4)
+    page = log.page_of("q2")
+    assert [(entry.request_id, entry.sequence) for entry in page.usages] == [("q2", 3)]
+    assert log.page_of("unknown").usages == []

@@ -240,6 +240,10 @@ async def test_every_request_ends_in_one_recent_usage(replica: Replica) -> None:
     assert page["replica_id"] == "replica-0"
     empty = (await replica.call("GET", "/usages?after=5")).json
     assert (empty["usages"], empty["next_after"]) == ([], 5)
+    one = (await replica.call("GET", "/usages?request_id=q3")).json
+    assert [u["sequence"] for u in one["usages"]] == [4]
+    unknown = (await replica.call("GET", "/usages?request_id=never")).json
+    assert unknown["usages"] == []
 
 
 async def test_the_ending_is_recorded_before_the_reader_sees_it(replica: Replica) -> None:
