@@ -11,6 +11,8 @@ import msgspec
 _INDEX: Final = re.compile(r":\d+$")
 _NUMBER: Final = re.compile(r"_\d+$")
 _PREFIX: Final = "functions."
+# What can be the name of a tool that nobody declared.
+_NAME: Final = re.compile(r"\S{1,256}")
 # Ids that name no tool: numbers, and the kinds that other services issue.
 _OPAQUE: Final = re.compile(
     r"\d*"
@@ -66,7 +68,7 @@ class DeclaredTools:
             for candidate in (_NUMBER.sub("", joined), joined):
                 if candidate in self._sanitised:
                     return self._sanitised[candidate]
-        if not _OPAQUE.fullmatch(name):
+        if _NAME.fullmatch(name) and not _OPAQUE.fullmatch(name):
             return name
         return next(iter(self._schemas)) if len(self._schemas) == 1 else None
 

@@ -88,7 +88,7 @@ class KimiParser:
         self._is_in_section = False
         self._reasoning = RightTrimmed()
         self._content = NotBlank()
-        self._loose = ""  # text of an id, or of a section outside its calls that may be one
+        self._loose: list[str] = []  # text of an id, or of a section outside its calls that may be one
         self._is_loose_content = False  # it was none: the rest of it is content too
         self._call: _OpenCall | None = None
         self._has_content = False
@@ -158,8 +158,8 @@ class KimiParser:
         elif self._is_loose_content:
             self._show_content(text)
         else:
-            self._loose += text
-            if state is _State.SECTION and not _can_be_id(self._loose):
+            self._loose.append(text)
+            if state is _State.SECTION and not text.isspace() and not _can_be_id("".join(self._loose)):
                 self._end_loose_text()
                 self._is_loose_content = True
 
@@ -176,10 +176,15 @@ class KimiParser:
 
     def _end_loose_text(self) -> None:
         """What stands in a section and is no call is content, unless it is white space."""
-        loose, self._loose = self._loose, ""
+        loose = self._take_loose()
         self._is_loose_content = False
         if loose.strip():
             self._show_content(loose)
+
+    def _take_loose(self) -> str:
+        loose = "".join(self._loose)
+        self._loose.clear()
+        return loose
 
     # --- marks --------------------------------------------------------------------------------------
 
@@ -240,17 +245,13 @@ class KimiParser:
         self._state = _State.CALL_ID
 
     def _begin_arguments(self) -> None:
-        is_id = self._state is _State.CALL_ID
+        said = self._take_loose()
         # A section whose call has lost its first mark: what was said there last is the id.
-        if is_id or (self._state is _State.SECTION and self._loose.strip()):
-            if not is_id:
-                said, self._loose = self._loose, ""
-                self._begin_call()
-                self._loose = said
-            if not self.is_over:
-                self._open_call(self._loose)
-                self._loose = ""
-                self._state = _State.ARGUMENTS
+        if self._state is _State.SECTION and said.strip():
+            self._begin_call()
+        if self._state is _State.CALL_ID and not self.is_over:
+            self._open_call(said)
+            self._state = _State.ARGUMENTS
 
     def _open_call(self, said_id: str) -> None:
         said_id = said_id.strip()
@@ -265,7 +266,7 @@ class KimiParser:
 
     def _end_id(self, *, is_complete: bool) -> None:
         """A call that ends before its arguments began: it may have them all the same, or need none."""
-        said, self._loose = self._loose, ""
+        said = self._take_loose()
         if not is_complete or not said.strip():
             self._fail(None, "incomplete", "the call ends inside its id", said.strip())
             return

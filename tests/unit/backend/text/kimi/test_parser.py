@@ -258,6 +258,12 @@ class TestFailures:
         assert message.failures == [(None, "unknown_tool", "3", '{"neither": 1}')]
         assert message.finish_reason == "stop"
 
+    @pytest.mark.parametrize("said_id", ["functions.I will look:0", "functions." + "x" * 300])
+    def test_what_can_be_no_name(self, said_id: str) -> None:
+        message = read(section(call(said_id, '{"neither": 1}')))
+        assert message.calls == []
+        assert message.failures == [(None, "unknown_tool", said_id, '{"neither": 1}')]
+
     def test_without_tools_nothing_is_called(self) -> None:
         message = read(f"a</think>b{section(WEATHER)}c", form=make_form(tools=[]))
         assert message.calls == []

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.text.detokenizer import Detokenizer
@@ -50,6 +50,13 @@ class TestRealVocabulary:
     def test_text_comes_back_as_it_was(self, real: TiktokenTokenizer, text: str) -> None:
         token_ids = real.encode_text(text)
         assert decode(real, token_ids) == text
+        assert all(token_id < 163_584 for token_id in token_ids)
+
+    @settings(max_examples=200)
+    @given(text=st.text(max_size=80))
+    def test_any_text_comes_back(self, real: TiktokenTokenizer, text: str) -> None:
+        token_ids = real.encode_text(text)
+        assert b"".join(real.token_bytes[token_id] for token_id in token_ids) == text.encode()
         assert all(token_id < 163_584 for token_id in token_ids)
 
     def test_marks_show_in_texts_and_control_tokens_do_not(self, real: TiktokenTokenizer) -> None:
