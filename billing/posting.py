@@ -38,6 +38,12 @@ class Poster:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._is_away = False
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the database did not answer when it was last used here."""
+        return self._is_away
 
     @property
     def error(self) -> BaseException | None:
@@ -82,6 +88,7 @@ class Poster:
 
     def _run(self) -> None:
         try:
+            self._post_with_patience()
             while not self._stopping.is_set():
                 if self._spool.wait(_IDLE_WAIT_S):
                     self._stopping.wait(self._config.post_interval_s)  # let a batch gather
@@ -93,13 +100,12 @@ class Poster:
             raise
 
     def _post_with_patience(self) -> None:
-        """Post until nothing waits, or the poster is stopped."""
+        """Post until nothing waits and the database answers, or the poster is stopped."""
         delay_s = _RETRY_MIN_S
-        is_away = False
         while not self._stopping.is_set():
             try:
-                if not self.post_once():
-                    return
+                self._store.bring_up_to_date()
+                is_done = not self.post_once()
             except StoreError as error:
                 self._log.warning(
                     "%s; %d usage records wait in the spool, next attempt in %.1f s",
@@ -107,13 +113,15 @@ class Poster:
                     self._spool.num_unposted,
                     delay_s,
                 )
-                is_away = True
+                self._is_away = True
                 self._stopping.wait(delay_s)
                 delay_s = min(2 * delay_s, self._config.retry_max_s)
                 continue
-            if is_away:
+            if self._is_away:
                 self._log.warning("the database answers again")
-                is_away = False
+                self._is_away = False
+            if is_done:
+                return
             delay_s = _RETRY_MIN_S
 
     def _post_the_rest(self) -> None:

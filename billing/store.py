@@ -8,17 +8,28 @@ written together, in one database transaction, it is there in all of them or in 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 from sqlalchemy import Connection, Engine, inspect, make_url, select, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, ProgrammingError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+    ProgrammingError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from billing import schema
 from billing.bulk import BulkInsert, Row
+from billing.config import BillingConfig
 from billing.dialect import Dialect, dialect_named
 from billing.ledger import charge_transaction
 from billing.rates import UNPRICED, Charge, NoRateError, RateBook
@@ -29,6 +40,10 @@ _MAX_IDS_PER_QUERY = 500
 
 class StoreError(RuntimeError):
     """The database cannot be opened or does not answer. Trying again later may help."""
+
+
+class StoreAwayError(StoreError):
+    """The database does not answer now."""
 
 
 class PostResult(msgspec.Struct, frozen=True):
@@ -48,6 +63,8 @@ class Store:
         self._writing_engine = dialect.writing(engine)
         self._dialect = dialect
         self._clock = clock
+        self._is_current = False
+        self._schema_lock = threading.Lock()
         self._usage_insert = BulkInsert(engine, dialect, schema.usage_records)
         self._transaction_insert = BulkInsert(engine, dialect, schema.ledger_transactions)
         self._entry_insert = BulkInsert(engine, dialect, schema.ledger_entries)
@@ -59,12 +76,16 @@ class Store:
         *,
         sqlite_synchronous: str = "full",
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000,
+        may_be_away: bool = False,
     ) -> Store:
         """Connect and bring the schema up to date.
 
         Args:
             url: of SQLAlchemy's form, ``sqlite:///path`` or ``postgresql+psycopg://...``.
+            sqlite_synchronous: ``full`` or ``normal``, see :class:`billing.config.BillingConfig`.
             clock: UTC microseconds, for the time of posting.
+            may_be_away: a database that does not answer is no error yet; the first use that it answers
+                brings the schema up to date.
 
         Raises:
             StoreError: in one sentence, what is wrong with the URL or the database.
@@ -76,11 +97,29 @@ class Store:
             raise StoreError(f"cannot use the database {_shown(url)}: {error}") from error
         store = cls(engine, dialect, clock)
         try:
-            store._bring_up_to_date()
+            store.bring_up_to_date()
+        except StoreAwayError:
+            if not may_be_away:
+                engine.dispose()
+                raise
         except BaseException:
             engine.dispose()
             raise
         return store
+
+    @classmethod
+    def of_config(cls, config: BillingConfig, data_dir: Path, *, may_be_away: bool = False) -> Store:
+        """:meth:`open` the configured database. Raises StoreError."""
+        return cls.open(
+            config.database_url_in(data_dir),
+            sqlite_synchronous=config.sqlite_synchronous,
+            may_be_away=may_be_away,
+        )
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the database has answered and its schema is this program's."""
+        return self._is_current
 
     def close(self) -> None:
         """Close all connections. The store cannot be used afterwards."""
@@ -89,12 +128,24 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A transaction that sees one state of the database throughout. Raises StoreError."""
+        self.bring_up_to_date()
+        with self._reading() as connection:
+            yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
         with self._explained(), self._engine.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that may write; commits at the end of the block, or not at all. Raises StoreError."""
+        self.bring_up_to_date()
+        with self._writing() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
         with self._explained(), self._writing_engine.begin() as connection:
             yield connection
 
@@ -140,13 +191,22 @@ class Store:
                 found.update(connection.scalars(select(column).where(column.in_(some))))
         return found
 
-    def _bring_up_to_date(self) -> None:
-        with self.reading() as connection:
+    def bring_up_to_date(self) -> None:
+        """Migrate the schema where that is needed; free once it is current. Raises StoreError."""
+        if self._is_current:
+            return
+        with self._schema_lock:
+            if not self._is_current:
+                self._migrate()
+                self._is_current = True
+
+    def _migrate(self) -> None:
+        with self._reading() as connection:
             if _revision(connection) == schema.HEAD_REVISION:
                 return
         from billing.migrate import known_revisions, upgrade  # slow to import and seldom needed
 
-        with self.writing() as connection:
+        with self._writing() as connection:
             self._dialect.lock_schema(connection)
             revision = _revision(connection)
             if revision is not None and revision not in known_revisions():
@@ -166,7 +226,9 @@ class Store:
             raise  # a fault in this program, not of the database
         except (DBAPIError, PoolTimeoutError) as error:
             cause = error.orig if isinstance(error, DBAPIError) else error
-            raise StoreError(f"the database {_shown(str(self._engine.url))} failed: {cause}") from error
+            is_away = isinstance(error, OperationalError | InterfaceError | PoolTimeoutError)
+            kind = StoreAwayError if is_away else StoreError
+            raise kind(f"the database {_shown(str(self._engine.url))} failed: {cause}") from error
 
 
 def _request_id(record: UsageRecord) -> str:

@@ -82,7 +82,7 @@ def open_dev_account(settings: Settings) -> DevAccount:
     """
     layout = DataLayout(settings.data_dir)
     try:
-        store = Store.open(settings.config.billing.database_url_in(layout.root))
+        store = Store.of_config(settings.config.billing, layout.root)
     except StoreError as error:
         raise Refusal(str(error)) from error
     try:

@@ -19,7 +19,7 @@ from billing.config import BillingConfig
 from billing.posting import Poster
 from billing.rates import RateBook
 from billing.spool import Spool
-from billing.store import Store
+from billing.store import Store, StoreAwayError
 from gateway.auth import Authenticator, SaltMaker
 from gateway.call import SurfaceForm
 from gateway.catalog import Catalog
@@ -113,19 +113,33 @@ class Books:
     """
 
     def __init__(self, billing: BillingConfig, data_dir: Path) -> None:
-        """Opens the store and locks the journal. Raises StoreError, SpoolError, billing's
-        BillingConfigError.
+        """Opens the store and locks the journal. A database that is away may come later.
+
+        Raises:
+            StoreError, SpoolError, billing.config.BillingConfigError: what waiting does not mend.
         """
         self.rate_book = RateBook.from_config(billing)
-        self.store = Store.open(billing.database_url_in(data_dir))
+        self.store = Store.of_config(billing, data_dir, may_be_away=True)
         self.spool = Spool(data_dir / "spool", billing.spool)
         self.accounts = AccountDirectory(self.store)
         self._poster = Poster(self.spool, self.store, self.rate_book)
 
     def start(self) -> None:
-        """Post what an earlier process left, then go on posting. Blocking."""
-        self._poster.drain()
+        """Post what an earlier process left, if the database answers, and go on posting. Blocking."""
+        try:
+            self._poster.drain()
+        except StoreAwayError as error:
+            _log.warning("%s; usage records wait in the journal, and no API token can be checked", error)
         self._poster.start()
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is posted at present; empty when all is well."""
+        if self._poster.error is not None:
+            return "posting usage records has ended; they wait in the journal for a restart"
+        if self._poster.is_away or not self.store.is_current:
+            return "the database does not answer"
+        return ""
 
     def close(self) -> None:
         """Post what waits and close. Blocking."""
@@ -222,6 +236,7 @@ class Gateway:
             self._authenticator,
             self.metrics,
             is_accepting=lambda: self._is_accepting,
+            ledger_trouble=lambda: self._books.trouble,
             started_at=int(time.time()),
         )
         app = _application(config, inference, ops)
@@ -232,7 +247,6 @@ class Gateway:
 
         Raises:
             OSError: the port is taken.
-            billing.store.StoreError: the ledger cannot be written.
         """
         spool = self._books.spool
         self.metrics.watch(self.table, lambda: self._journal.num_pending, lambda: spool.num_unposted)

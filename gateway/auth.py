@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
 
 from billing.accounts import Principal, hash_token
+from billing.store import StoreError
 from gateway.config import AuthConfig
-from gateway.errors import Reason, Refusal, unauthenticated
+from gateway.errors import Reason, Refusal, accounts_unavailable, unauthenticated
 from gateway.framing import framed
+
+_log = logging.getLogger(__name__)
 
 RUN_PERMISSION = "ai:run"
 _MAX_RECENT_SALTS = 4096
@@ -29,7 +33,7 @@ class PrincipalDirectory(Protocol):
     """Where principals are looked up; blocking."""
 
     def find_principal(self, token_hash: bytes) -> Principal | None:
-        """The caller who shows a token with this hash; None when unknown or revoked."""
+        """The caller who shows a token with this hash; None when unknown or revoked. Raises StoreError."""
 
 
 class _Entry:
@@ -54,7 +58,8 @@ class Authenticator:
         """The caller, who must belong to the account that the path names.
 
         Raises:
-            Refusal: 401 when there is no valid token of this account; 403 when it may not run models.
+            Refusal: 401 when there is no valid token of this account; 403 when it may not run models; 503
+                when the directory cannot say.
         """
         secret = _bearer_token(authorization)
         if secret is None:
@@ -75,7 +80,11 @@ class Authenticator:
             if remaining < self._config.cache_ttl_s / 2:
                 self._look_up(token_hash)
             return entry.principal
-        return await asyncio.shield(self._look_up(token_hash))
+        try:
+            return await asyncio.shield(self._look_up(token_hash))
+        except StoreError as error:
+            _log.warning("an API token could not be looked up: %s", error)
+            raise accounts_unavailable() from error
 
     def _look_up(self, token_hash: bytes) -> asyncio.Task[Principal | None]:
         """One look-up per token at a time, whoever asks."""

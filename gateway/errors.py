@@ -110,6 +110,12 @@ def unavailable() -> Refusal:
     return Refusal(Reason.UNAVAILABLE, message, retry_after_s=1)
 
 
+def accounts_unavailable() -> Refusal:
+    """The database of accounts does not answer, so nobody can be told to be who they say."""
+    message = "API tokens cannot be checked at the moment, please try again."
+    return Refusal(Reason.UNAVAILABLE, message, retry_after_s=1)
+
+
 def timed_out() -> Refusal:
     return Refusal(Reason.TIMEOUT, "Request timeout")
 

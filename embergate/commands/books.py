@@ -22,7 +22,7 @@ def open_store(settings: Settings) -> Iterator[Store]:
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     try:
-        store = Store.open(settings.config.billing.database_url_in(settings.data_dir))
+        store = Store.of_config(settings.config.billing, settings.data_dir)
     except StoreError as error:
         raise Refusal(str(error)) from error
     try:

@@ -40,6 +40,7 @@ class OpsRoutes:
         metrics: GatewayMetrics,
         *,
         is_accepting: Callable[[], bool],
+        ledger_trouble: Callable[[], str],
         started_at: int,
     ) -> None:
         self._table = table
@@ -47,6 +48,7 @@ class OpsRoutes:
         self._authenticator = authenticator
         self._metrics = metrics
         self._is_accepting = is_accepting
+        self._ledger_trouble = ledger_trouble
         self._started_at = started_at
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -62,13 +64,15 @@ class OpsRoutes:
         return web.json_response({"status": "ok"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """200 when requests can be served: some replica is ready, and the gateway is not stopping."""
-        is_ready = self._is_accepting() and self._table.num_ready > 0
+        """200 when all is well: some replica is ready, usage is posted, and the gateway is not stopping."""
+        trouble = self._ledger_trouble()
+        is_ready = self._is_accepting() and self._table.num_ready > 0 and not trouble
         replicas = {
             replica.id: {"health": replica.health, "num_in_flight": replica.num_in_flight}
             for replica in self._table.replicas
         }
-        body = msgspec.json.encode({"status": "ready" if is_ready else "unavailable", "replicas": replicas})
+        status = "ready" if is_ready else "unavailable"
+        body = msgspec.json.encode({"status": status, "ledger": trouble or "ok", "replicas": replicas})
         return web.Response(status=200 if is_ready else 503, body=body, content_type=_JSON)
 
     async def metrics(self, request: web.Request) -> web.Response:

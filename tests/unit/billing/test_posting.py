@@ -199,3 +199,22 @@ def test_many_appenders_one_poster(spool: Spool, store: Store, rate_book: RateBo
     assert poster.stop() == 0
     report = audit(store, rate_book)
     assert (report.num_records, report.findings) == (120, [])
+
+
+def test_a_database_that_is_away_at_the_start_gets_everything_later(
+    tmp_path: Path, spool: Spool, rate_book: RateBook
+) -> None:
+    path = tmp_path / "ledger.db"
+    path.mkdir()  # in the way: nothing can be opened there
+    given = records(30)
+    spool.append(given)
+    store = Store.open(f"sqlite:///{path}", may_be_away=True)
+    poster = Poster(spool, store, rate_book)
+    poster.start()
+    until(lambda: poster.is_away)
+    path.rmdir()
+    until(lambda: spool.num_unposted == 0)
+    assert not poster.is_away
+    assert poster.stop() == 0
+    assert store.has_record(ids(given)) == ids(given)
+    store.close()

@@ -15,10 +15,11 @@ from sqlalchemy.schema import CreateTable
 
 from billing import schema
 from billing.bulk import ROWS_PER_STATEMENT
+from billing.config import BillingConfig
 from billing.dialect import PostgresDialect, dialect_named
 from billing.migrate import known_revisions
 from billing.rates import RateBook
-from billing.store import PostResult, Store, StoreError
+from billing.store import PostResult, Store, StoreAwayError, StoreError
 from billing.usage import UsageRecord
 from tests.support.ledger import NOON_US, book, card, groups_of, open_store, record, records
 
@@ -191,6 +192,30 @@ class TestOpen:
         (tmp_path / "ledger.db").write_text("this is text, and long enough to be read as a header " * 10)
         with pytest.raises(StoreError, match="file is not a database"):
             Store.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+
+    def test_a_database_that_is_away_may_come_later(self, tmp_path: Path, rate_book: RateBook) -> None:
+        path = tmp_path / "ledger.db"
+        path.mkdir()  # in the way: nothing can be opened there
+        store = Store.open(f"sqlite:///{path}", may_be_away=True)
+        assert not store.is_current
+        with pytest.raises(StoreAwayError, match="unable to open"):
+            store.post([record()], rate_book)
+        path.rmdir()
+        assert store.post([record()], rate_book) == PostResult(1, 0, 0)
+        assert store.is_current
+        store.close()
+
+    def test_waiting_does_not_mend_a_newer_database(self, tmp_path: Path) -> None:
+        with open_store(tmp_path) as store, store.writing() as connection:
+            connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        with pytest.raises(StoreError, match="written by a newer version"):
+            Store.open(f"sqlite:///{tmp_path / 'ledger.db'}", may_be_away=True)
+
+    def test_the_configured_flushing_is_used(self, tmp_path: Path) -> None:
+        store = Store.of_config(BillingConfig(sqlite_synchronous="normal"), tmp_path)
+        with store.reading() as connection:
+            assert connection.scalar(text("PRAGMA synchronous")) == 1
+        store.close()
 
     def test_a_reader_sees_one_state(self, store: Store, rate_book: RateBook) -> None:
         query = select(func.count()).select_from(schema.usage_records)

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from billing.accounts import Principal, hash_token
+from billing.store import StoreError
 from gateway.auth import Authenticator, SaltMaker
 from gateway.config import AuthConfig
 from gateway.errors import Reason, Refusal
@@ -135,6 +136,15 @@ async def test_a_directory_that_fails_is_an_error_not_a_refusal_and_is_asked_aga
         await auth.authenticate("Bearer good", "a" * 32)
     directory.error = None
     assert await reason_of(auth, "Bearer good") is None
+
+
+async def test_an_unreachable_database_is_a_refusal_that_invites_a_retry() -> None:
+    directory, clock = Directory(good=ALICE), Clock()
+    auth = authenticator(directory, clock)
+    directory.error = StoreError("connection refused")
+    with pytest.raises(Refusal) as caught:
+        await auth.authenticate("Bearer good", "a" * 32)
+    assert (caught.value.reason, caught.value.retry_after_s) == (Reason.UNAVAILABLE, 1)
 
 
 async def test_a_failed_renewal_does_not_hurt_requests_while_the_entry_lives() -> None:
