@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
-from backend.wire import BadReplicaMessageError, TokenUsage, decode_usage
+from backend.wire import TokenUsage
 from billing.rates import RateBook
-from billing.usage import Status, UsageRecord
+from billing.usage import InvalidUsageError, Status
 from gateway.auth import Authenticator, SaltMaker
 from gateway.call import Answer, Call, Interruption
 from gateway.catalog import Catalog
@@ -31,6 +30,7 @@ from gateway.limits import AccountLimits
 from gateway.metering import MeteringUnavailableError, UsageJournal
 from gateway.predictions import CachePredictions
 from gateway.reconciliation import KnownRequests
+from gateway.records import estimate, plausible, record_of, usage_seen
 from gateway.responses import completion_headers
 from gateway.routing import derived_key
 from gateway.wire.openai import encode_usage, error_frame
@@ -38,9 +38,6 @@ from gateway.wire.replica import BillingContext, encode_billing_context, encode_
 from gateway.wire.workers_ai import affinity_of, session_label
 
 _log = logging.getLogger(__name__)
-
-_BYTES_PER_TOKEN = 4
-"""Only for estimates of prompts whose replica cannot be asked any more."""
 
 
 class Pipeline:
@@ -97,8 +94,8 @@ class Pipeline:
             answer = await self._generate(call)
             reservation.settle()
             if isinstance(answer, Answer):
-                await self._record_complete(call, answer)
-                self._end(call, answer)
+                usage = await self._record_complete(call, answer)
+                self._end(call, answer, usage)
             else:
                 self._break_off(call, answer.code, answer.message)
                 await asyncio.shield(self._keep(self._record_interrupted(call, answer.status)))
@@ -167,8 +164,8 @@ class Pipeline:
 
     # -- meter ---------------------------------------------------------------------------------------------
 
-    async def _record_complete(self, call: Call, answer: Answer) -> None:
-        """Make the record of a complete answer durable.
+    async def _record_complete(self, call: Call, answer: Answer) -> TokenUsage:
+        """Make the record of a complete answer durable; returns the counts that it holds.
 
         Raises:
             Refusal: it could not be; a stream that was started has been ended with an error event.
@@ -176,49 +173,37 @@ class Pipeline:
         has_left = call.exchange.is_disconnected
         status: Status = "client_disconnected" if has_left else "ok"
         try:
-            await self._commit(call, status, answer.usage, is_estimated=False)
+            usage = await self._commit(call, status, answer.usage, is_estimated=False)
         except MeteringUnavailableError as error:
             refusal = metering_unavailable()
             self._break_off(call, "metering_unavailable", refusal.message)
             raise refusal from error
-        self._predictions.learn(
-            call.account_id, call.affinity_key, call.replica.id, answer.usage.prompt_tokens
-        )
+        self._predictions.learn(call.account_id, call.affinity_key, call.replica.id, usage.prompt_tokens)
+        return usage
 
     async def _record_interrupted(self, call: Call, status: Status) -> None:
         """Write the record of an answer that has no end: with the replica's counts, or marked estimates."""
-        usage = _usage_seen(call) or await self._inquiry.final_usage(call.replica, call.request_id)
+        usage = usage_seen(call) or await self._inquiry.final_usage(call.replica, call.request_id)
         is_estimated = usage is None
         try:
-            await self._commit(call, status, usage or _estimate(call), is_estimated=is_estimated)
+            await self._commit(call, status, usage or estimate(call), is_estimated=is_estimated)
         except MeteringUnavailableError as error:
             _log.error("request %s: usage record not written: %s", call.request_id, error)
 
-    async def _commit(self, call: Call, status: Status, usage: TokenUsage, *, is_estimated: bool) -> None:
-        first_byte_at = call.first_byte_at
-        record = UsageRecord(
-            request_id=call.request_id,
-            account_id=call.account_id,
-            token_id=call.principal.token_id,
-            model=call.model.id,
-            requested_model=call.chat.model,
-            surface=call.surface.name,
-            replica_id=call.replica.id,
-            session=session_label(call.session),
-            started_at_us=call.started_at_us,
-            finished_at_us=max(time.time_ns() // 1000, call.started_at_us),
-            prompt_tokens=usage.prompt_tokens,
-            cached_prompt_tokens=usage.cached_prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            reasoning_tokens=usage.completion_tokens_details.reasoning_tokens,
-            status=status,
-            is_estimated=is_estimated,
-            ttft_us=0 if first_byte_at is None else max(int((first_byte_at - call.started_at) * 1e6), 0),
-            num_attempts=call.num_attempts,
-        )
+    async def _commit(
+        self, call: Call, status: Status, usage: TokenUsage, *, is_estimated: bool
+    ) -> TokenUsage:
+        """Returns the counts that stand in the record. Raises MeteringUnavailableError."""
+        try:
+            record = record_of(call, status, usage, is_estimated=is_estimated)
+        except InvalidUsageError as error:  # served all the same: no request may end without a record
+            _log.error("request %s: the replica's usage cannot be true: %s", call.request_id, error)
+            usage = plausible(usage)
+            record = record_of(call, status, usage, is_estimated=True)
         call.record = record
         call.charge = self._rate_book.price(record)
         await self._journal.commit(record)
+        return usage
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` to its end even when the request's own task is cancelled."""
@@ -229,10 +214,10 @@ class Pipeline:
 
     # -- end -----------------------------------------------------------------------------------------------
 
-    def _end(self, call: Call, answer: Answer) -> None:
-        """Let the end of a recorded answer out."""
+    def _end(self, call: Call, answer: Answer, recorded: TokenUsage) -> None:
+        """Let the end of a recorded answer out, with the counts of its record."""
         exchange, neurons_e4 = call.exchange, call.charge.neurons_e4
-        usage = encode_usage(answer.usage, neurons_e4)
+        usage = encode_usage(recorded, neurons_e4)
         if answer.completion:
             call.http_status = 200
             body = call.surface.completion(answer.completion, usage)
@@ -254,20 +239,3 @@ class Pipeline:
 
 def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
-
-
-def _usage_seen(call: Call) -> TokenUsage | None:
-    """The final usage, when it came just as the client left."""
-    if call.relay is None or call.relay.usage is None:
-        return None
-    try:
-        return decode_usage(call.relay.usage)
-    except BadReplicaMessageError:
-        return None
-
-
-def _estimate(call: Call) -> TokenUsage:
-    """Counts of a request whose replica cannot be asked: forwarded chunks, and the prompt by its size."""
-    num_tokens = max(call.num_frames - call.chat.num_choices, 0)  # a choice's first chunk holds no text
-    prompt_tokens = len(call.exchange.body) // _BYTES_PER_TOKEN if call.num_frames else 0
-    return TokenUsage.of(prompt=prompt_tokens, completion=num_tokens)

@@ -16,13 +16,14 @@ from typing import Protocol
 
 import msgspec
 
-from backend.wire import RecentUsage, RecentUsages
+from backend.wire import RecentUsage, RecentUsages, TokenUsage
 from billing.store import StoreError
-from billing.usage import UsageRecord
+from billing.usage import InvalidUsageError, UsageRecord
 from gateway.client import ReplicaClient, ReplicaError
 from gateway.metering import MeteringUnavailableError
+from gateway.records import plausible
 from gateway.replicas import Replica
-from gateway.wire.replica import USAGES_PATH, decode_billing_context
+from gateway.wire.replica import USAGES_PATH, BillingContext, decode_billing_context
 
 _log = logging.getLogger(__name__)
 
@@ -162,7 +163,16 @@ def _record_of(recent: RecentUsage, replica_id: str) -> UsageRecord | None:
     context = decode_billing_context(recent.billing_context)
     if context is None:
         return None
-    usage = recent.usage
+    try:
+        return _record_from(recent, context, recent.usage, replica_id, is_estimated=False)
+    except InvalidUsageError as error:
+        _log.error("request %s: the replica's usage cannot be true: %s", recent.request_id, error)
+        return _record_from(recent, context, plausible(recent.usage), replica_id, is_estimated=True)
+
+
+def _record_from(
+    recent: RecentUsage, context: BillingContext, usage: TokenUsage, replica_id: str, *, is_estimated: bool
+) -> UsageRecord:
     return UsageRecord(
         request_id=recent.request_id,
         account_id=context.account_id,
@@ -179,4 +189,5 @@ def _record_of(recent: RecentUsage, replica_id: str) -> UsageRecord | None:
         completion_tokens=usage.completion_tokens,
         reasoning_tokens=usage.completion_tokens_details.reasoning_tokens,
         status="error",
+        is_estimated=is_estimated,
     )

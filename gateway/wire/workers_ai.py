@@ -92,8 +92,9 @@ def affinity_of(headers: Mapping[str, str], options: RunOptions | None) -> str:
 
 
 def session_label(affinity: str) -> str:
-    """The affinity value as usage records keep it: bounded."""
-    return affinity[:_MAX_SESSION_CHARS]
+    """The affinity value as usage records keep it: bounded, and without characters that databases refuse."""
+    label = affinity[:_MAX_SESSION_CHARS]
+    return label if label.isprintable() else "".join(filter(str.isprintable, label))
 
 
 def encode_refusal(refusal: Refusal, request_id: str) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from billing.posting import Poster
 from billing.spool import Spool, SpoolError
 from billing.usage import UsageRecord
 from gateway.config import MeteringConfig
@@ -315,3 +316,61 @@ async def test_a_stop_does_not_wait_for_a_replica_that_says_nothing(
     (record,) = await gateway.stopped_records()
     assert time.monotonic() - started < 4
     assert (record.status, record.is_estimated) == ("client_disconnected", True)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_replica_that_counts_more_cached_than_prompt_tokens_still_gets_a_record(
+    gateway: Harness, replicas: list[FakeReplica], stream: bool
+) -> None:
+    for replica in replicas:
+        replica.script.cached_tokens = 13
+    reply = await gateway.chat(path=RUN, stream=stream)
+    usage = reply.frames[-2]["usage"] if stream else reply.json["result"]["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 12, "the client is told what is recorded"
+    (record,) = await gateway.stopped_records()
+    assert (record.prompt_tokens, record.cached_prompt_tokens, record.completion_tokens) == (12, 12, 3)
+    assert (record.status, record.is_estimated) == ("ok", True)
+
+
+async def test_a_session_with_control_characters_is_served_and_recorded_without_them(
+    gateway: Harness,
+) -> None:
+    reply = await gateway.chat(options={"sessionAffinity": "ses\x00_1\n" + "x" * 1000})
+    assert reply.status == 200
+    (record,) = await gateway.stopped_records()
+    assert record.session.startswith("ses_1xxx")
+    assert len(record.session) <= 256
+
+
+async def test_a_gateway_starts_without_its_database_and_says_so(
+    data_dir: Path, start_gateway: StartGateway
+) -> None:
+    path, aside = data_dir / "ledger.db", data_dir / "aside.db"
+    path.rename(aside)
+    path.mkdir()  # in the way: nothing can be opened there
+    gateway = await start_gateway()
+    ready = await gateway.get(gateway.root("/ready"), token=None)
+    assert (ready.status, ready.json["ledger"]) == (503, "the database does not answer")
+    refused = await gateway.chat()
+    assert (refused.status, refused.json["errors"][0]["code"]) == (503, 3050)
+    assert refused.headers["retry-after"] == "1"
+    path.rmdir()
+    aside.rename(path)
+    for _ in range(200):
+        ready = await gateway.get(gateway.root("/ready"), token=None)
+        if ready.status == 200:
+            break
+        await asyncio.sleep(0.05)
+    assert (ready.status, ready.json["ledger"]) == (200, "ok")
+    assert (await gateway.chat()).status == 200
+    (record,) = await gateway.stopped_records()
+    assert record.status == "ok"
+
+
+async def test_readiness_says_that_posting_has_ended(
+    gateway: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Poster, "error", property(lambda _: RuntimeError("a fault")))
+    ready = await gateway.get(gateway.root("/ready"), token=None)
+    assert ready.status == 503
+    assert "restart" in ready.json["ledger"]

@@ -41,13 +41,13 @@ class Pages:
         self.error: ReplicaError | None = None
         self.status = 200
 
-    def add(self, request_id: str, context: str = CONTEXT) -> None:
+    def add(self, request_id: str, context: str = CONTEXT, cached: int = 4) -> None:
         self.usages.append(
             RecentUsage(
                 sequence=len(self.usages) + 1,
                 request_id=request_id,
                 billing_context=context,
-                usage=TokenUsage.of(prompt=10, cached=4, completion=3, reasoning=1),
+                usage=TokenUsage.of(prompt=10, cached=cached, completion=3, reasoning=1),
                 finish_reason="stop",
                 finished_at=2.5,
             )
@@ -128,6 +128,16 @@ async def test_missing_records_are_written_from_every_page(
     assert (record.prompt_tokens, record.cached_prompt_tokens, record.completion_tokens) == (10, 4, 3)
     assert (record.reasoning_tokens, record.status, record.replica_id) == (1, "error", "r0")
     assert (record.started_at_us, record.finished_at_us) == (1_000_000, 2_500_000)
+
+
+async def test_counts_that_cannot_be_true_are_brought_within_bounds_and_marked(
+    reconciler: Reconciler, pages: Pages, ledger: Ledger, replica: Replica
+) -> None:
+    pages.add("lie", cached=11)
+    pages.add("truth")
+    assert await reconciler.reconcile(replica) == 2
+    assert [one.cached_prompt_tokens for one in ledger.committed] == [10, 4]
+    assert [one.is_estimated for one in ledger.committed] == [True, False]
 
 
 async def test_a_second_pass_reads_only_what_is_new(

@@ -61,7 +61,12 @@ def test_affinity_order() -> None:
     assert affinity_of({"x-session-affinity": ""}, options) == "option"
     assert affinity_of({}, RunOptions(headers={"a": "b", "X-Session-Affinity": "nested"})) == "nested"
     assert affinity_of({}, RunOptions()) == affinity_of({}, None) == ""
+
+
+def test_a_session_as_records_keep_it_is_bounded_and_printable() -> None:
     assert len(session_label("x" * 1000)) == 256
+    assert session_label("a\x00b\tc\x7f d\u2028\ud800é") == "abc dé"
+    assert session_label("\x00" * 10) == ""
 
 
 def decode(**body: Any) -> Any:
