@@ -2,7 +2,8 @@
 
 :class:`Engine` ties the decisions (:mod:`backend.engine.scheduler`) to the model runner and the sampler. Call
 :meth:`Engine.submit` and :meth:`Engine.abort` between steps, :meth:`Engine.step` while there is work, and
-collect what came of all three with :meth:`Engine.take_outputs`.
+collect what came of all three with :meth:`Engine.take_outputs`. A long step can look up from its work, so
+that what arrives meanwhile need not wait for its end.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from backend.engine.prefix_cache import PrefixCache
 from backend.engine.sampler import Sampled, Sampler
 from backend.engine.scheduler import RefusedError, Scheduler, SchedulerLimits, Step
 from backend.engine.sequence import Sequence
-from backend.engine.step import StepPlan
+from backend.engine.step import ScheduledChunk, ShouldStop, StepInterruptedError, StepPlan
 
 MAX_FAILURES_IN_A_ROW = 3
 """Sequences that may fail in the model, without one success between, before the engine itself is to blame."""
 
 _GIB = 1 << 30
 _RUNNER_ERRORS = (RuntimeError, ValueError, ArithmeticError, LookupError)
+_NOTHING = Sampled(0, False)
 _logger = logging.getLogger(__name__)
 
 
@@ -54,7 +56,7 @@ class StepRunner(Protocol):
     @property
     def info(self) -> RunnerInfo: ...
     def allocate_kv(self, num_blocks: int, block_size: int) -> None: ...
-    def execute(self, plan: StepPlan) -> Tensor: ...
+    def execute(self, plan: StepPlan, should_stop: ShouldStop | None = None) -> Tensor: ...
 
 
 def choose_num_blocks(cache: CacheConfig, kv_bytes_per_token: int, max_model_len: int) -> int:
@@ -165,8 +167,15 @@ class Engine:
             self._sampler.forget(sequence_id)
             self._put(sequence)
 
-    def step(self) -> None:
-        """Compute one step of whatever there is to do."""
+    def step(self, look_up: Callable[[], None] | None = None) -> None:
+        """Compute one step of whatever there is to do.
+
+        Args:
+            look_up: called several times while prompts are computed. It may use every method but this one:
+                an abort frees the sequence's blocks at once, while the step goes on for the others, and is
+                given up when there are none. (The step may still write to what was freed; no other step can,
+                before this one has ended.) What it raises comes out of here.
+        """
         started_at_s = self._clock_s()
         self._expire(started_at_s)
         if not self._scheduler.has_work:
@@ -175,7 +184,16 @@ class Engine:
         for sequence in step.sequences:
             if sequence.queue_wait_s is None:
                 sequence.queue_wait_s = started_at_s - sequence.arrived_at_s
-        sampled = self._compute(step)
+        watch = None
+        if look_up is not None and step.plan.num_tokens > len(step.plan.chunks):
+            watch = _Watch(step.sequences, look_up)
+        try:
+            sampled = self._compute(step, None if watch is None else watch.should_stop)
+        except StepInterruptedError:
+            self._busy_s += self._clock_s() - started_at_s
+            if watch is not None and watch.failure is not None:
+                raise watch.failure from None
+            return
         self._scheduler.commit(step, [row.token_id for row in sampled])
         for sequence, row in zip(step.rows, sampled, strict=True):
             self._put_token(sequence, row)
@@ -225,50 +243,62 @@ class Engine:
                 f"no place in the batch became free within {self._max_queue_wait_s:g} s",
             )
 
-    def _compute(self, step: Step) -> list[Sampled]:
+    def _compute(self, step: Step, should_stop: ShouldStop | None) -> list[Sampled]:
         """Run the model and sample; one result per row. Sequences that make the model fail are ended here."""
         try:
-            logits = self._runner.execute(step.plan)
+            logits = self._runner.execute(step.plan, should_stop)
         except _RUNNER_ERRORS as error:
             _logger.error("a step of %d sequences failed: %s", len(step.sequences), type(error).__name__)
-            return self._compute_one_by_one(step)
+            return self._compute_one_by_one(step, should_stop)
         self._num_failures_in_a_row = 0
         return self._sample(logits, step.rows)
 
     def _sample(self, logits: Tensor, sequences: ListOf[Sequence]) -> list[Sampled]:
-        if not sequences:
-            return []
-        sampled = self._sampler.sample(logits, sequences)
-        for sequence, row in zip(sequences, sampled, strict=True):
-            if not row.is_usable:
-                self._fail(sequence, "the model's output for this sequence is not a number")
+        """One result per row; none that is usable for sequences that have ended meanwhile."""
+        sampled = [_NOTHING] * len(sequences)
+        open_rows = [row for row, sequence in enumerate(sequences) if sequence.finish_reason is None]
+        if not open_rows:
+            return sampled
+        if len(open_rows) < len(sequences):
+            logits = logits[open_rows]
+        results = self._sampler.sample(logits, [sequences[row] for row in open_rows])
+        for row, result in zip(open_rows, results, strict=True):
+            sampled[row] = result
+            if not result.is_usable:
+                self._fail(sequences[row], "the model's output for this sequence is not a number")
         return sampled
 
-    def _compute_one_by_one(self, step: Step) -> list[Sampled]:
+    def _compute_one_by_one(self, step: Step, should_stop: ShouldStop | None) -> list[Sampled]:
         """Run each chunk of a failed step alone, so that only the sequences that are at fault fail.
 
         Computing a chunk twice is harmless: it writes the same KV to the same slots.
         """
         sampled: list[Sampled] = []
         for chunk, sequence in zip(step.plan.chunks, step.sequences, strict=True):
-            row = Sampled(0, False)
-            try:
-                logits = self._runner.execute(StepPlan((chunk,)))
-            except _RUNNER_ERRORS:
-                self._num_failures_in_a_row += 1
-                if self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
-                    raise
-                self._fail(sequence, "the model failed on this sequence")
-            else:
-                self._num_failures_in_a_row = 0
-                if chunk.needs_logits:
-                    row = self._sample(logits, [sequence])[0]
+            row = _NOTHING
+            if sequence.finish_reason is None:
+                row = self._compute_alone(chunk, sequence, should_stop)
             if chunk.needs_logits:
                 sampled.append(row)
         return sampled
 
+    def _compute_alone(
+        self, chunk: ScheduledChunk, sequence: Sequence, should_stop: ShouldStop | None
+    ) -> Sampled:
+        try:
+            logits = self._runner.execute(StepPlan((chunk,)), should_stop)
+        except _RUNNER_ERRORS:
+            self._num_failures_in_a_row += 1
+            if self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
+                raise
+            self._fail(sequence, "the model failed on this sequence")
+            return _NOTHING
+        self._num_failures_in_a_row = 0
+        return self._sample(logits, [sequence])[0] if chunk.needs_logits else _NOTHING
+
     def _fail(self, sequence: Sequence, message: str) -> None:
-        self._scheduler.finish(sequence.sequence_id, "error")
+        if self._scheduler.finish(sequence.sequence_id, "error") is None:
+            return  # it was aborted while the model was at it
         self._sampler.forget(sequence.sequence_id)
         self._put(sequence, message)
 
@@ -305,6 +335,23 @@ class Engine:
         self._outputs.append(
             TokenOutput(sequence_id=sequence_id, finish_reason="error", refusal=code, message=message)
         )
+
+
+class _Watch:
+    """Looks up from a step now and then, and ends it when all its sequences have ended."""
+
+    def __init__(self, sequences: ListOf[Sequence], look_up: Callable[[], None]) -> None:
+        self.failure: Exception | None = None
+        self._sequences = sequences
+        self._look_up = look_up
+
+    def should_stop(self) -> bool:
+        try:
+            self._look_up()
+        except Exception as error:  # noqa: BLE001  whatever it is, it must not pass for a failure of the model
+            self.failure = error
+            return True
+        return all(sequence.finish_reason is not None for sequence in self._sequences)
 
 
 def refuse_invalid(request: SequenceRequest, vocab_size: int) -> None:

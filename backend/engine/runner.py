@@ -11,7 +11,7 @@ from torch import Tensor
 
 from backend.config import BackendConfig
 from backend.engine.forward_batch import build_forward_batch
-from backend.engine.step import StepPlan
+from backend.engine.step import ShouldStop, StepInterruptedError, StepPlan
 from backend.model.context import LayerCache
 from backend.model.loader import load_model
 from backend.model.placement import choose_placement, count_threads
@@ -82,16 +82,25 @@ class ModelRunner:
             self._caches = self._model.new_caches(num_blocks, block_size)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> Tensor:
+    def execute(self, plan: StepPlan, should_stop: ShouldStop | None = None) -> Tensor:
         """Compute one step and return the logits ``[rows, vocab]`` in float32.
 
         There is one row per chunk with ``needs_logits``, in the order of ``plan.chunks``. The KV of every
         token of the plan is in the cache afterwards. The tensor belongs to the caller.
 
+        Args:
+            should_stop: asked between the parts of the model; once it says yes, nothing more is written.
+
         Raises:
+            StepInterruptedError: when ``should_stop`` said yes.
             ValueError: when the plan does not fit its own block tables, or no cache was allocated.
         """
         if not self._caches:
             raise ValueError("allocate_kv comes before the first step")
         batch = build_forward_batch(plan, self._block_size, self._model.placement.device)
-        return self._model.forward(batch, self._caches)
+
+        def pause() -> None:
+            if should_stop is not None and should_stop():
+                raise StepInterruptedError
+
+        return self._model.forward(batch, self._caches, pause)

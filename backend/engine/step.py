@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
+
+ShouldStop = Callable[[], bool]
+"""Asked several times during a step; True ends it early."""
+
+
+class StepInterruptedError(Exception):
+    """A step was ended early, as asked: there are no logits, and some of its tokens have no KV."""
 
 
 class ScheduledChunk(msgspec.Struct, frozen=True):

@@ -113,15 +113,18 @@ class EngineLoop:
         while True:
             if not engine.has_work:
                 self._sleep()
-            for message in channel.receive():
-                self._take(message)
-            num_steps = 0
+            self._look_up()
             if engine.has_work:
-                engine.step()
-                num_steps = 1
-            outputs = engine.take_outputs()
-            if outputs or num_steps:
-                channel.send(StepOutputs(outputs, engine.stats()))
+                engine.step(self._look_up)
+                channel.send(StepOutputs(engine.take_outputs(), engine.stats()))
+
+    def _look_up(self) -> None:
+        """Take in what has arrived, and tell at once what came of it."""
+        messages = self._channel.receive()
+        for message in messages:
+            self._take(message)
+        if messages:
+            self._channel.send(StepOutputs(self._engine.take_outputs(), self._engine.stats()))
 
     def _sleep(self) -> None:
         """Wait for a message. When none comes soon, use the quiet moment to check the books."""

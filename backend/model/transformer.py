@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,8 +58,16 @@ class Transformer:
         """The paged KV cache of all layers, zeroed."""
         return tuple(layer.attention.new_cache(num_blocks, block_size) for layer in self.layers)
 
-    def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
+    def forward(
+        self,
+        batch: ForwardBatch,
+        caches: Sequence[LayerCache],
+        pause: Callable[[], None] = lambda: None,
+    ) -> Tensor:
         """Run one step.
+
+        Args:
+            pause: called before every attention and every feed-forward part; may raise to end the step.
 
         Returns:
             Logits ``[rows, vocab]`` float32 of ``batch.logits_rows``. The KV of every token of the batch is
@@ -72,12 +80,14 @@ class Transformer:
         following = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
         last = len(self.layers) - 1
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            pause()
             x = layer.attention(x, step, cache)
             if index == last:
                 # Every token's KV is in the cache now; what follows is wanted for some tokens only.
                 x, residual = (part.index_select(0, batch.logits_rows) for part in (x, residual))
                 if not len(x):
                     return torch.empty((0, self.config.vocab_size), device=x.device)
+            pause()
             x = layer.mlp(add_rms_norm(x, residual, layer.mlp_norm, eps, native=native))
             x = add_rms_norm(x, residual, following[index], eps, native=native)
         return self.head(x).float()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from backend.config import BackendConfig
-from backend.engine.step import ScheduledChunk, StepPlan
+from backend.engine.step import ScheduledChunk, ShouldStop, StepPlan
 from backend.engine.worker import main
 from tests.support.fake_model import FakeModel
 
@@ -55,7 +55,7 @@ class FakeRunner:
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         self.model = FakeModel(num_blocks, block_size, self.info.vocab_size)
 
-    def execute(self, plan: StepPlan) -> Tensor:
+    def execute(self, plan: StepPlan, should_stop: ShouldStop | None = None) -> Tensor:
         assert self.model is not None
         self.num_steps += 1
         if "slow" in self.words:

@@ -11,7 +11,7 @@ from torch import Tensor
 from backend.config import BackendConfig, CacheConfig, ModelSource, SchedulerConfig
 from backend.engine.engine import MAX_FAILURES_IN_A_ROW, Engine, choose_num_blocks
 from backend.engine.messages import SamplingParams, SequenceRequest, TokenOutput
-from backend.engine.step import StepPlan
+from backend.engine.step import ShouldStop, StepPlan
 from tests.support.fake_engine import EOS_TOKEN_ID, POISON_TOKEN_ID, VOCAB_SIZE, FakeRunner
 from tests.support.fake_model import alone
 
@@ -233,8 +233,8 @@ def test_a_model_that_fails_on_everyone_ends_the_engine() -> None:
 class SpoiltRunner(FakeRunner):
     """Gives no numbers for the second row of every step."""
 
-    def execute(self, plan: StepPlan) -> Tensor:
-        logits = super().execute(plan)
+    def execute(self, plan: StepPlan, should_stop: ShouldStop | None = None) -> Tensor:
+        logits = super().execute(plan, should_stop)
         if len(logits) > 1:
             logits[1] = torch.nan
         return logits
