@@ -118,7 +118,7 @@ class LatentAttention:
             rope_groups=self._mla.rope_groups,
             native=self._placement.native,
         )
-        return self._value(summed).view(count, -1)
+        return self._value(summed).flatten(1)
 
     def _expanded(self, nope: Tensor | None, rotated: Tensor, context: Tensor) -> Tensor:
         """One prefill chunk: ``context`` is ``[kv_len, cache_width]``, its own tokens included."""

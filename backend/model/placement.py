@@ -11,6 +11,7 @@ from torch import Tensor
 from backend.config import DeviceConfig
 from backend.model.config import ModelConfig
 from backend.model.errors import ModelLoadError
+from backend.model.lazy_memory import lazy_zeros
 from kernels.native import NativeLibrary, load_native
 
 _LANES = 32
@@ -31,7 +32,13 @@ class Placement:
     native: NativeLibrary | None = None
 
     def zeros(self, *shape: int) -> Tensor:
+        """Zeros for a cache; on a CPU they take memory only as they are written."""
+        if self.device.type == "cpu":
+            return lazy_zeros(shape, self.dtype)
         return torch.zeros(shape, device=self.device, dtype=self.dtype)
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, device=self.device, dtype=self.dtype)
 
     def put(self, vector: Tensor) -> Tensor:
         """A copy of a weight, in place and type."""
