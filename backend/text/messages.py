@@ -21,11 +21,12 @@ _MEDIA: Final = {
 
 
 class BadMessageError(ValueError):
-    """A message cannot be rendered; ``param`` is the path of the one wrong field."""
+    """A message cannot be rendered; ``param`` is the path of the one wrong field, ``code`` for programs."""
 
-    def __init__(self, param: str, message: str) -> None:
+    def __init__(self, param: str, message: str, code: str = "invalid_value") -> None:
         super().__init__(f"{param}: {message}")
         self.param = param
+        self.code = code
 
 
 def normalise_messages(
