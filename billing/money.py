@@ -8,6 +8,7 @@ to nano-dollars. Nothing here or downstream is a float.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 NANOS_PER_UNIT = 1_000_000_000
 MICROS_PER_UNIT = 1_000_000
@@ -52,3 +53,8 @@ def format_nanos(nanos: int, min_places: int = 2) -> str:
     whole, fraction = divmod(abs(nanos), NANOS_PER_UNIT)
     digits = f"{fraction:09d}".rstrip("0").ljust(min_places, "0")
     return f"{sign}{whole}.{digits}" if digits else f"{sign}{whole}"
+
+
+def places_of(amounts_nanos: Iterable[int]) -> int:
+    """Decimal places that show all of the amounts exactly, at least 2: for columns that line up."""
+    return max((len(format_nanos(nanos).partition(".")[2]) for nanos in amounts_nanos), default=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from billing.money import format_nanos, places_of
 from billing.periods import month_text
 from billing.statement import Statement, UnknownAccountError, monthly_statement
 from embergate.commands.books import open_store
@@ -47,8 +48,15 @@ def _development_account(settings: Settings) -> str:
 def _print(bill: Statement) -> None:
     out = console()
     out.print(f"[bold]{bill.month}[/]  {bill.account_name}  {bill.account_id}\n")
+    num_places = places_of(line.amount_nanos for line in bill.lines)
     rows = [
-        (line.model, line.token_class, f"{line.num_tokens:,}", line.rate, f"{line.amount} {bill.currency}")
+        (
+            line.model,
+            line.token_class,
+            f"{line.num_tokens:,}",
+            line.rate,
+            f"{format_nanos(line.amount_nanos, num_places)} {bill.currency}",
+        )
         for line in bill.lines
     ]
     print_table(

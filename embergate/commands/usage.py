@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from billing.money import format_nanos, places_of
 from billing.periods import Period
 from billing.reports import GroupBy, UsageRow, UsageSummary, usage_summary
 from embergate.commands.books import open_store
@@ -44,15 +45,18 @@ def usage(settings: Settings, account_id: str | None, since: int | None, by: Gro
 
 
 def _print(summary: UsageSummary, by: GroupBy) -> None:
-    rows = [_row(row, row.key or "(none)", summary.currency) for row in summary.rows]
-    if len(rows) > 1:
-        rows.append(_row(summary.total, "total", summary.currency))
+    shown = [(row.key or "(none)", row) for row in summary.rows]
+    if len(shown) > 1:
+        shown.append(("total", summary.total))
+    num_places = places_of(row.amount_nanos for _, row in shown)
+    num_places = max(num_places, places_of(row.undiscounted_nanos for _, row in shown))
+    rows = [_row(row, key, summary.currency, num_places) for key, row in shown]
     print_table((by, *_COLUMNS), rows, numeric=_COLUMNS)
     if summary.is_truncated:
         say("There are more rows than these; narrow them with --since or --account.")
 
 
-def _row(row: UsageRow, key: str, currency: str) -> tuple[str, ...]:
+def _row(row: UsageRow, key: str, currency: str, num_places: int) -> tuple[str, ...]:
     return (
         key,
         f"{row.num_requests:,}",
@@ -60,7 +64,7 @@ def _row(row: UsageRow, key: str, currency: str) -> tuple[str, ...]:
         f"{row.cached_prompt_tokens:,}",
         f"{row.cached_share:.1%}",
         f"{row.completion_tokens:,}",
-        f"{row.amount} {currency}",
-        f"{row.undiscounted} {currency}",
+        f"{format_nanos(row.amount_nanos, num_places)} {currency}",
+        f"{format_nanos(row.undiscounted_nanos, num_places)} {currency}",
         f"{row.neurons:,.4f}",
     )

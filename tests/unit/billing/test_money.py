@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.money import format_nanos, line_nanos, parse_micros, round_half_even
+from billing.money import format_nanos, line_nanos, parse_micros, places_of, round_half_even
 
 
 @given(numerator=st.integers(-(10**30), 10**30), denominator=st.integers(1, 10**12))
@@ -81,3 +81,9 @@ def test_amounts_are_shown_exactly(nanos: int, text: str) -> None:
 @given(nanos=st.integers(-(10**18), 10**18))
 def test_a_shown_amount_reads_back_as_itself(nanos: int) -> None:
     assert Decimal(format_nanos(nanos)) == Decimal(nanos).scaleb(-9)
+
+
+def test_places_show_every_amount_exactly() -> None:
+    assert places_of([]) == 2
+    assert places_of([10_000_000]) == 2
+    assert places_of([10_000_000, 79_100, 59_260]) == 8
