@@ -11,6 +11,8 @@ import os
 import shutil
 from pathlib import Path
 
+_READ_BYTES = 64 * 1024
+
 
 def open_log(path: Path) -> int:
     """Open a log file for a child to append to; the caller closes the descriptor."""
@@ -44,16 +46,35 @@ def rotate(path: Path, max_bytes: int, num_backups: int) -> bool:
     return True
 
 
-def tail(path: Path, num_lines: int, max_bytes: int = 256 * 1024) -> list[str]:
-    """The last lines of a log file, reading at most ``max_bytes`` of its end; empty when there is none."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - max_bytes))
-            text = file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return []
-    return text.splitlines()[-num_lines:] if num_lines else []
+def tail(path: Path, num_lines: int) -> list[str]:
+    """The last lines of a log, those that were rotated away among them; empty when there is no log."""
+    lines: list[str] = []
+    number = 0
+    log = path
+    while len(lines) < num_lines and log.exists():
+        lines = _last_lines(log, num_lines - len(lines)) + lines
+        number += 1
+        log = _backup(path, number)
+    return lines
+
+
+def _last_lines(path: Path, num_lines: int) -> list[str]:
+    """Read backwards, so that the end of a long file costs no more than its lines."""
+    pieces: list[bytes] = []
+    num_breaks = 0
+    with path.open("rb") as file:
+        position = file.seek(0, os.SEEK_END)
+        while position > 0 and num_breaks <= num_lines:
+            start = max(0, position - _READ_BYTES)
+            file.seek(start)
+            pieces.append(file.read(position - start))
+            num_breaks += pieces[-1].count(b"\n")
+            position = start
+    text = b"".join(reversed(pieces)).decode(errors="replace")
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines[-num_lines:]
 
 
 def _backup(path: Path, number: int) -> Path:

@@ -66,4 +66,5 @@ def voice() -> Iterator[Voice]:
     try:
         yield Voice(say=say_beside_it, progress=advance)
     finally:
-        bar.stop()
+        if bar.live.is_started:
+            bar.stop()  # of one that never started it would print an empty line

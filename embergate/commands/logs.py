@@ -18,7 +18,15 @@ _POLL_INTERVAL_S = 0.3
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[PROCESS]...")
-@click.option("-n", "--lines", "num_lines", default=50, show_default=True, help="Lines of each log.")
+@click.option(
+    "-n",
+    "--lines",
+    "num_lines",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    help="Lines of each log.",
+)
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Go on with what is written from now on.")
 @with_settings
 def logs(settings: Settings, names: tuple[str, ...], num_lines: int, is_following: bool) -> None:
@@ -55,7 +63,7 @@ def _read_on(path: Path, position: int) -> tuple[list[str], int]:
         start = file.tell()
         data = file.read(1024 * 1024)
     whole = data[: data.rfind(b"\n") + 1]
-    return whole.decode(errors="replace").splitlines(), start + len(whole)
+    return whole.decode(errors="replace").split("\n")[:-1], start + len(whole)
 
 
 def _print(path: Path, width: int, lines: list[str]) -> None:

@@ -57,7 +57,25 @@ def test_tail_reads_the_last_lines(tmp_path: Path) -> None:
     path.write_text("\n".join(f"line {n}" for n in range(1000)))
     assert tail(path, 2) == ["line 998", "line 999"]
     assert tail(path, 0) == []
-    assert tail(path, 5000, max_bytes=17)[-1] == "line 999"
+    assert len(tail(path, 5000)) == 1000
+
+
+def test_tail_gives_as_many_whole_lines_as_asked_for_whatever_their_size(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    lines = [f"{n} " + "é" * (n * 7 % 5000) for n in range(500)]
+    path.write_text("\n".join(lines) + "\n")
+    for num_lines in (1, 37, 499, 500):
+        assert tail(path, num_lines) == lines[-num_lines:]
+
+
+def test_tail_goes_on_in_what_was_rotated_away(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    for text in ("a\nb\n", "c\nd\n"):
+        path.write_text(text)
+        rotate(path, max_bytes=1, num_backups=2)
+    path.write_text("e\n")
+    assert tail(path, 4) == ["b", "c", "d", "e"]
+    assert tail(path, 9) == ["a", "b", "c", "d", "e"]
 
 
 def test_on_a_full_disk_the_bound_is_kept_without_a_backup(
