@@ -65,14 +65,15 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
-	@echo "Installing Embergate's packages into $(VENV) ..."
-	@$(PIP) install --quiet -c constraints.txt $(PIP_ARGS) -e . || { \
+	@echo "Installing Embergate's packages into $(VENV): about 300 MB to download (several GB where torch comes with CUDA)."
+	@echo "This takes minutes, once; pip tells below how far it is."
+	@$(PIP) install -c constraints.txt $(PIP_ARGS) -e . || { \
 	    echo "The packages could not be installed; pip says why above. Mend that (network, disk space, index settings) and run it again." >&2; exit 1; }
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "Installing the development packages into $(VENV) ..."
-	@$(PIP) install --quiet -c constraints.txt $(PIP_ARGS) -e '.[dev]' || { \
+	@echo "Installing the development packages into $(VENV): about 80 MB to download."
+	@$(PIP) install -c constraints.txt $(PIP_ARGS) -e '.[dev]' || { \
 	    echo "The packages could not be installed; pip says why above. Mend that (network, disk space, index settings) and run it again." >&2; exit 1; }
 	@touch $@
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
 from embergate.commands.context import with_settings
@@ -46,14 +48,16 @@ def print_welcome(settings: Settings, account: DevAccount, how_to_stop: str) -> 
     out.print(f"  model       {config.local_model.id}")
     out.print(f"  account id  {account.account_id}")
     out.print(f"  API token   {account.api_token}", markup=False)
-    out.print(f"  all of it   source {settings.data_dir / 'dev.env'}\n", markup=False)
+    out.print(
+        f"  all of it   set -a; . {shlex.quote(str(settings.data_dir / 'dev.env'))}; set +a\n", markup=False
+    )
     out.print(first_request(account, config.local_model.id) + "\n", markup=False)
 
 
 def first_request(account: DevAccount, model_id: str) -> str:
-    """A request that works when pasted into a shell."""
+    """A request that works when pasted into a shell, and whose answer is the same each time."""
     return (
         f"curl -sS {account.url}/client/v4/accounts/{account.account_id}/ai/run/{model_id} \\\n"
         f"  -H 'Authorization: Bearer {account.api_token}' -H 'x-session-affinity: first' \\\n"
-        '  -d \'{"messages":[{"role":"user","content":"What is the capital of France?"}]}\''
+        '  -d \'{"messages":[{"role":"user","content":"What is the capital of France?"}],"temperature":0}\''
     )

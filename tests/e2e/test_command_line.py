@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from embergate.commands.up import first_request
 from tests.support.installation import ALIAS, MODEL, ROOT, Installation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
@@ -40,6 +41,13 @@ def test_the_development_account_is_private_and_works_when_sourced(installation:
     )
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert '"success":true' in done.stdout, done.stdout + done.stderr
+
+
+def test_the_request_that_up_prints_gets_a_sensible_answer(installation: Installation) -> None:
+    script = first_request(installation.account, MODEL)
+    for _ in range(2):
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+        assert "The capital of France is Paris." in done.stdout, done.stdout + done.stderr
 
 
 def test_the_secrets_are_private(installation: Installation) -> None:

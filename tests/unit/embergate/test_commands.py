@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 from typing import Any
 
@@ -13,7 +14,10 @@ from billing.config import BillingConfig, RateCardConfig
 from billing.rates import RateBook
 from billing.store import Store
 from billing.usage import UsageRecord
+from embergate.commands.up import first_request
+from embergate.dev_account import DevAccount
 from embergate.run_state import ProcessIdentity, RunState, StateFile
+from embergate.terminal import voice
 from tests.unit.embergate.conftest import MODEL, CommandLine
 
 STARTED_AT_US = 1_796_000_000_000_000
@@ -108,6 +112,26 @@ def test_usage_shows_cost_with_and_without_the_cache(command_line: CommandLine, 
     assert since["num_requests"] == 2
     assert MODEL in command_line.run("usage").stdout
     assert command_line.run("usage", "--since", "yesterday").returncode == 2
+
+
+@pytest.mark.parametrize("arguments", [("usage", "--by", "request"), ("statement", "--month", "2026-11")])
+def test_money_lines_up(command_line: CommandLine, account_id: str, arguments: tuple[str, ...]) -> None:
+    shown = command_line.run(*arguments, "--account", account_id).stdout
+    table = shown.partition("\n\ntotal")[0]
+    places = {len(found) for found in re.findall(r"\.(\d+) USD", table)}
+    assert len(places) == 1, table
+
+
+def test_the_first_request_to_paste_is_greedy() -> None:
+    account = DevAccount("http://127.0.0.1:1", "a" * 32, "t")
+    body = first_request(account, MODEL).rpartition("-d ")[2].strip("'")
+    assert json.loads(body)["temperature"] == 0
+
+
+def test_a_command_without_progress_says_nothing_about_it(capfd: pytest.CaptureFixture[str]) -> None:
+    with voice():
+        pass
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_statement_adds_up(command_line: CommandLine, account_id: str) -> None:
