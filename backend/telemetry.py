@@ -238,13 +238,13 @@ class JsonLogFormatter(logging.Formatter):
             "time": f"{moment}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "replica": self._replica_id,
             "message": record.getMessage(),
+            "replica": self._replica_id,
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
 
 
 def configure_logging(replica_id: str, level: str) -> None:

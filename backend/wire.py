@@ -80,8 +80,9 @@ class ReplicaRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     ``messages`` stays undecoded JSON-like data: the chat template reads it as it is. ``model`` is the
     catalog id to name in the answer. ``cache_salt`` roots the block hashes (never taken from a client).
-    ``billing_context`` is opaque to the replica; it is echoed in :class:`RecentUsage`. ``request_id`` makes
-    ids and aborts. ``default_max_tokens`` holds when ``max_tokens`` is null, as far as the context has room.
+    ``billing_context`` is opaque to the replica; it is echoed in :class:`RecentUsage`. ``account_id`` is for
+    log lines only. ``request_id`` makes ids and aborts. ``default_max_tokens`` holds when ``max_tokens`` is
+    null, as far as the context has room.
     """
 
     request_id: str
@@ -89,6 +90,7 @@ class ReplicaRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     messages: list[dict[str, Any]]
     cache_salt: str = ""
     billing_context: str = ""
+    account_id: str = ""
     stream: bool = False
     max_tokens: int | None = None
     default_max_tokens: int | None = None

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 _log = logging.getLogger(__name__)
 
@@ -23,30 +24,31 @@ class _LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
     level: str
     logger: str
     message: str
-    error: str = ""
+    exception: str = ""
 
 
-class AccessLine(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="request"
-):
-    """One request, after it ended."""
+class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, after it ended. What is not known of it is UNSET. Names as in the replicas' lines."""
 
     time: str
+    level: str = "info"
+    logger: str = "gateway.request"
+    message: str = "request"
     request_id: str
     account: str
     surface: str
     status: int
-    model: str = ""
-    requested_model: str = ""
-    outcome: str = ""
-    reason: str = ""
-    replica: str = ""
-    num_attempts: int = 0
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    ttft_ms: float | None = None
-    duration_ms: float = 0.0
+    model: str | UnsetType = UNSET
+    requested_model: str | UnsetType = UNSET
+    outcome: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    replica: str | UnsetType = UNSET
+    num_attempts: int | UnsetType = UNSET
+    prompt_tokens: int | UnsetType = UNSET
+    cached_prompt_tokens: int | UnsetType = UNSET
+    completion_tokens: int | UnsetType = UNSET
+    ttft_ms: float | UnsetType = UNSET
+    duration_ms: float
 
 
 class JsonFormatter(logging.Formatter):

@@ -129,6 +129,7 @@ class Pipeline:
             request_id=call.request_id,
             cache_salt=self._salts.salt_for(call.account_id),
             billing_context=self._billing_context(call),
+            account_id=call.account_id,
         )
         task = cast("asyncio.Task[None]", asyncio.current_task(self._loop))
         exchange.on_disconnect(lambda: _cancel(task))

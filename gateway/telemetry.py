@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from msgspec import UNSET
+
 from gateway.call import Call
 from gateway.errors import Reason
 from gateway.logs import AccessLine, AccessLog, timestamp
@@ -95,8 +97,8 @@ def _access_line(call: Call, duration_s: float) -> AccessLine:
             account=call.account_id[:64],
             surface=call.surface.name,
             status=call.http_status,
-            model=call.model_id,
-            reason=call.refused_for,
+            model=call.model_id or UNSET,
+            reason=call.refused_for or UNSET,
             duration_ms=round(duration_s * 1000, 3),
         )
     return AccessLine(
@@ -108,12 +110,12 @@ def _access_line(call: Call, duration_s: float) -> AccessLine:
         model=record.model,
         requested_model=record.requested_model,
         outcome=record.status,
-        reason=call.refused_for,
+        reason=call.refused_for or UNSET,
         replica=record.replica_id,
         num_attempts=record.num_attempts,
         prompt_tokens=record.prompt_tokens,
-        cached_tokens=record.cached_prompt_tokens,
+        cached_prompt_tokens=record.cached_prompt_tokens,
         completion_tokens=record.completion_tokens,
-        ttft_ms=record.ttft_us / 1000,
+        ttft_ms=record.ttft_us / 1000 if record.ttft_us else UNSET,
         duration_ms=round(duration_s * 1000, 3),
     )

@@ -175,20 +175,21 @@ class Calls:
 def _log_fields(
     call: Call, usage: TokenUsage | None, first_token_s: float | None, duration_s: float
 ) -> dict[str, object]:
-    fields: dict[str, object] = {
-        "request_id": call.request.request_id,
-        "model": call.request.model,
-        "stream": call.request.stream,
-        "duration_ms": round(duration_s * 1000, 1),
-        "error": call.error,
-    }
+    request = call.request
+    fields: dict[str, object] = {"request_id": request.request_id}
+    if request.account_id:
+        fields["account"] = request.account_id
+    fields |= {"model": request.model, "stream": request.stream}
+    if call.error is not None:
+        fields["error"] = call.error
     if call.ending is not None and usage is not None:
         fields["finish_reason"] = call.ending.finish_reason
         fields["prompt_tokens"] = usage.prompt_tokens
         fields["cached_prompt_tokens"] = usage.cached_prompt_tokens
         fields["completion_tokens"] = usage.completion_tokens
     if first_token_s is not None:
-        fields["first_token_ms"] = round(first_token_s * 1000, 1)
+        fields["ttft_ms"] = round(first_token_s * 1000, 3)
+    fields["duration_ms"] = round(duration_s * 1000, 3)
     return fields
 
 

@@ -44,7 +44,13 @@ def decode_billing_context(text: str) -> BillingContext | None:
 
 
 def encode_request(
-    chat: ChatRequest, model: ServedModel, *, request_id: str, cache_salt: str, billing_context: str
+    chat: ChatRequest,
+    model: ServedModel,
+    *,
+    request_id: str,
+    cache_salt: str,
+    billing_context: str,
+    account_id: str,
 ) -> bytes:
     """The request as a replica gets it. Nothing of the client's credentials or options is among it."""
     body = chat.body
@@ -55,6 +61,7 @@ def encode_request(
             messages=chat.messages,
             cache_salt=cache_salt,
             billing_context=billing_context,
+            account_id=account_id,
             stream=chat.is_stream,
             max_tokens=chat.max_tokens,
             default_max_tokens=model.default_max_tokens,

@@ -7,14 +7,18 @@ import json
 import logging
 import threading
 
+import msgspec
 import pytest
 
+from backend.telemetry import JsonLogFormatter
 from gateway import logs
 from gateway.logs import AccessLine, AccessLog, JsonFormatter, timestamp
 
 
 def line(number: int) -> AccessLine:
-    return AccessLine(time="t", request_id=f"q{number}", account="a", surface="v1", status=200)
+    return AccessLine(
+        time="t", request_id=f"q{number}", account="a", surface="v1", status=200, duration_ms=1.5
+    )
 
 
 class Sink:
@@ -91,7 +95,17 @@ def test_other_logs_are_json_lines_too() -> None:
         record = logging.LogRecord("n", logging.ERROR, "", 0, "it %s", ("failed",), (ValueError, error, None))
     shown = json.loads(JsonFormatter().format(record))
     assert (shown["level"], shown["logger"], shown["message"]) == ("error", "n", "it failed")
-    assert "ValueError: bad" in shown["error"]
+    assert "ValueError: bad" in shown["exception"]
+
+
+def test_lines_of_gateway_and_replica_begin_alike() -> None:
+    record = logging.LogRecord("n", logging.INFO, "", 0, "it happened", (), None)
+    common = ["time", "level", "logger", "message"]
+    shown = [JsonFormatter().format(record), JsonLogFormatter("replica-0").format(record)]
+    shown.append(msgspec.json.encode(line(1)).decode())
+    assert [list(json.loads(one))[:4] for one in shown] == [common] * 3
+    assert not any(": " in one for one in shown), "compact"
+    assert "prompt_tokens" not in shown[2], "what is not known is left out"
 
 
 def test_timestamps_are_utc_with_milliseconds() -> None:

@@ -219,18 +219,23 @@ class TestLogs:
         caplog.set_level(logging.DEBUG)
         replica.say(SECRET)
         await replica.complete(
-            messages=[{"role": "user", "content": SECRET}], request_id="r1", stop=[SECRET + "x"], stream=True
+            messages=[{"role": "user", "content": SECRET}],
+            request_id="r1",
+            account_id="a" * 32,
+            stop=[SECRET + "x"],
+            stream=True,
         )
         await replica.complete(messages=[{"role": "user", "content": {SECRET: 1}}], request_id="r2")
         formatter = JsonLogFormatter("replica-0")
         lines = [formatter.format(record) for record in caplog.records]
         assert not any(SECRET in line for line in lines)
-        entries = [json.loads(line) for line in lines if '"message": "request"' in line]
-        assert [(e["request_id"], e["error"]) for e in entries] == [("r1", None), ("r2", "invalid_value")]
+        entries = [json.loads(line) for line in lines if '"message":"request"' in line]
+        assert [(e["request_id"], e.get("error")) for e in entries] == [("r1", None), ("r2", "invalid_value")]
+        assert entries[0]["account"] == "a" * 32
         assert entries[0]["replica"] == "replica-0"
         assert entries[0]["finish_reason"] == "stop"
         assert entries[0]["completion_tokens"] == len(replica.engine.scripts[0].token_ids)
-        assert entries[0]["duration_ms"] >= entries[0]["first_token_ms"] > 0
+        assert entries[0]["duration_ms"] >= entries[0]["ttft_ms"] > 0
         assert "completion_tokens" not in entries[1]
 
     def test_an_exception_is_part_of_its_line(self) -> None:
