@@ -47,6 +47,16 @@ class WeightReader:
         self._check_shape(name, tuple(tensor.shape), (size,))
         return tensor.float()
 
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """A weight of any shape in float32.
+
+        Raises:
+            ModelLoadError: when it is missing or has another shape.
+        """
+        tensor = self._take(name)
+        self._check_shape(name, tuple(tensor.shape), shape)
+        return tensor.float()
+
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:
         """A two-dimensional weight as the file has it: a float tensor or affine blocks.
 
