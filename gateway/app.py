@@ -26,7 +26,8 @@ from gateway.catalog import Catalog
 from gateway.client import ReplicaClient
 from gateway.config import GatewayConfig, ReplicaAddress, ServedModel
 from gateway.dispatch import Dispatcher
-from gateway.edge.aiohttp_exchange import serve_exchange
+from gateway.edge.admission import BodyBudget
+from gateway.edge.aiohttp_exchange import expect_continue, serve_exchange
 from gateway.edge.server import EdgeServer
 from gateway.handlers.inference import InferenceRoutes
 from gateway.handlers.native import NativeForm
@@ -239,8 +240,15 @@ class Gateway:
             ledger_trouble=lambda: self._books.trouble,
             started_at=int(time.time()),
         )
-        app = _application(config, inference, ops)
-        return EdgeServer(config, inference.match, app, refusal=edge_refusal)
+        bodies = BodyBudget(config.max_buffered_body_bytes)
+        return EdgeServer(
+            config,
+            inference.match,
+            _application(config, inference, ops, bodies),
+            refusal=edge_refusal,
+            early_check=inference.is_wanted,
+            bodies=bodies,
+        )
 
     async def start(self) -> None:
         """Post what an earlier process left, find ready replicas, and listen; undone when that fails.
@@ -282,7 +290,9 @@ class Gateway:
         task.add_done_callback(self._background.discard)
 
 
-def _application(config: GatewayConfig, inference: InferenceRoutes, ops: OpsRoutes) -> web.Application:
+def _application(
+    config: GatewayConfig, inference: InferenceRoutes, ops: OpsRoutes, bodies: BodyBudget
+) -> web.Application:
     """All routes on aiohttp; the hot ones usually go past it."""
 
     async def infer(request: web.Request) -> web.StreamResponse:
@@ -290,10 +300,17 @@ def _application(config: GatewayConfig, inference: InferenceRoutes, ops: OpsRout
         handler = inference.match(path)
         if handler is None:
             return await ops.no_route(request)
-        return await serve_exchange(request, handler, config)
+        return await serve_exchange(request, handler, config, early_check=inference.is_wanted, bodies=bodies)
+
+    async def expect(request: web.Request) -> None:
+        await expect_continue(request, inference.is_wanted)
+
+    async def name_no_software(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.pop("server", None)
 
     app = web.Application(client_max_size=config.max_body_bytes, middlewares=[envelop_errors])
-    app.router.add_post("/client/v4/accounts/{resource:.*}", infer)
+    app.on_response_prepare.append(name_no_software)
+    app.router.add_post("/client/v4/accounts/{resource:.*}", infer, expect_handler=expect)
     ops.add_to(app.router)
     return app
 

@@ -129,11 +129,12 @@ class TelemetryConfig(_Section, frozen=True):
 
 
 class GatewayConfig(_Section, frozen=True):
-    """The edge as one process."""
+    """The edge as one process. ``max_buffered_body_bytes`` bounds the bodies of all requests together."""
 
     host: str = "127.0.0.1"
     port: int = 8787
     max_body_bytes: int = 32 * 1024 * 1024
+    max_buffered_body_bytes: int = 512 * 1024 * 1024
     max_header_bytes: int = 32 * 1024
     max_connections: int = 8192
     keepalive_timeout_s: float = 75.0

@@ -27,6 +27,7 @@ class Reason(Enum):
     TIMEOUT = (408, 3007, "inference")
     ABORTED = (408, 3008, "inference")
     TOO_LARGE = (413, 3006, "inference")
+    BODY_ENCODING = (415, 5006, "inference")
     RATE = (429, 3021, "inference")
     CAPACITY = (429, 3040, "inference")
     INTERNAL = (500, 7009, "inference")
@@ -91,8 +92,25 @@ def no_route(path: str) -> Refusal:
     )
 
 
-def method_not_allowed(method: str) -> Refusal:
-    return Refusal(Reason.METHOD_NOT_ALLOWED, f"{method[:20]} not supported for requested URI.")
+def method_not_allowed(method: str, allowed: str) -> Refusal:
+    """``allowed`` is the value of ``Allow``."""
+    message = f"{method[:20]} not supported for requested URI."
+    return Refusal(Reason.METHOD_NOT_ALLOWED, message, headers=(("allow", allowed),))
+
+
+def body_encoding(encoding: str) -> Refusal:
+    """The body is compressed."""
+    return Refusal(
+        Reason.BODY_ENCODING,
+        f"content-encoding {encoding[:50]!r} is not supported: send the body as plain JSON",
+        headers=(("accept-encoding", "identity"),),
+    )
+
+
+def bodies_full() -> Refusal:
+    """Too many bytes of request bodies are in memory already."""
+    message = "Too much is being sent at once, please try again."
+    return Refusal(Reason.CAPACITY, message, retry_after_s=1)
 
 
 def too_large(max_bytes: int) -> Refusal:

@@ -24,7 +24,7 @@ from gateway.auth import Authenticator, SaltMaker
 from gateway.call import Answer, Call, Interruption
 from gateway.catalog import Catalog
 from gateway.dispatch import Dispatcher, start_stream
-from gateway.errors import aborted, metering_unavailable, no_capacity
+from gateway.errors import Refusal, aborted, body_encoding, metering_unavailable, no_capacity
 from gateway.inquiry import UsageInquiry
 from gateway.limits import AccountLimits
 from gateway.metering import MeteringUnavailableError, UsageJournal
@@ -83,6 +83,9 @@ class Pipeline:
         exchange = call.exchange
         authorization = exchange.headers.get("authorization")
         call.principal = await self._authenticator.authenticate(authorization, call.account_id)
+        encoding = exchange.headers.get("content-encoding")
+        if encoding is not None and encoding != "identity":
+            raise body_encoding(encoding)
         call.chat = call.surface.decode(exchange.body, call.path_model, exchange.query)
         call.model = self._catalog.find(call.chat.model)
         call.model_id = call.model.id
@@ -102,6 +105,14 @@ class Pipeline:
         finally:
             reservation.release()
             self._known.ended(call.request_id)
+
+    async def admits(self, authorization: str | None, account_id: str) -> bool:
+        """Whether :meth:`serve` would let this caller in; what it cannot find out it leaves to that."""
+        try:
+            await self._authenticator.authenticate(authorization, account_id)
+        except Refusal:
+            return False
+        return True
 
     async def settle_all(self, max_inquiry_s: float) -> None:
         """Wait until the records of all interrupted requests are written (for the stop of the gateway).

@@ -5,22 +5,77 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from gateway.config import GatewayConfig
+from gateway.edge.admission import BodyBudget, EarlyCheck, is_checked_early
 from gateway.edge.exchange import Exchange, Handler, Headers, ResponseStateError
 
 _NEW, _STREAMING, _ENDED, _ABORTED = range(4)
 
 
-async def serve_exchange(request: web.Request, handler: Handler, config: GatewayConfig) -> web.StreamResponse:
+class BodiesFullError(RuntimeError):
+    """Too many bytes of request bodies are in memory already."""
+
+
+async def serve_exchange(
+    request: web.Request,
+    handler: Handler,
+    config: GatewayConfig,
+    *,
+    early_check: EarlyCheck | None = None,
+    bodies: BodyBudget | None = None,
+) -> web.StreamResponse:
     """Read the body, run ``handler`` on an :class:`~gateway.edge.exchange.Exchange` over ``request``, answer
     it.
 
     The server must cancel request handlers when the client goes (``handler_cancellation``); the exchange's
-    handler itself is never cancelled, it is told.
+    handler itself is never cancelled, it is told. ``early_check`` and ``bodies`` as in
+    :class:`gateway.edge.server.EdgeServer`.
+
+    Raises:
+        BodiesFullError: ``bodies`` has no room for this one.
     """
-    body = await request.read()
+    if not await _is_wanted(request, early_check):
+        response = await _serve(request, b"", handler, config)
+        response.force_close()
+        return response
+    length = request.content_length
+    num_bytes = config.max_body_bytes if length is None else min(length, config.max_body_bytes)
+    if bodies is None:
+        return await _serve(request, await request.read(), handler, config)
+    if not bodies.take(num_bytes):
+        raise BodiesFullError
+    try:
+        return await _serve(request, await request.read(), handler, config)
+    finally:
+        bodies.give_back(num_bytes)
+
+
+async def expect_continue(request: web.Request, early_check: EarlyCheck) -> None:
+    """Invite the body that a client announces, if it is wanted (an aiohttp ``expect_handler``)."""
+    if request.version != HttpVersion11:
+        return
+    expectation = request.headers.get("expect", "")
+    if expectation.lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text=f"expectation {expectation!r} is not supported")
+    if await _is_wanted(request, early_check) and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+async def _is_wanted(request: web.Request, early_check: EarlyCheck | None) -> bool:
+    headers = _plain_headers(request)
+    length = request.content_length
+    if early_check is None or not request.body_exists:
+        return True
+    if not is_checked_early(-1 if length is None else length, headers):
+        return True
+    return await early_check(request.raw_path.partition("?")[0], headers)
+
+
+async def _serve(
+    request: web.Request, body: bytes, handler: Handler, config: GatewayConfig
+) -> web.StreamResponse:
     exchange = AiohttpExchange(request, body, config.write_buffer_bytes)
     task = asyncio.get_running_loop().create_task(handler(_checked(exchange)))
     task.add_done_callback(exchange.handler_returned)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 
 import httptools
 
 from gateway.edge.exchange import Headers
 
+_ABSOLUTE = re.compile(rb"https?://[^/?#]*(?=/)", re.IGNORECASE)
 _STATUS_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
 
 
@@ -77,7 +79,10 @@ def parse_head(data: bytes) -> RequestHead:
         raise BadHeadError(505, f"HTTP/{version} is not supported")
     head.method = parser.get_method().decode("latin-1")
     head.keep_alive = _wants_keep_alive(head)
-    path, _, query = head.url.partition(b"?")
+    url = head.url
+    if url[:1] != b"/":
+        url = _ABSOLUTE.sub(b"", url)
+    path, _, query = url.partition(b"?")
     head.path = path.decode("latin-1")
     head.query = query.decode("latin-1")
     _read_framing(head)

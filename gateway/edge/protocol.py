@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import cast
 
 from gateway.config import GatewayConfig
+from gateway.edge.admission import BodyBudget, EarlyCheck, is_checked_early
 from gateway.edge.chunked import BadChunkError, BodyTooLargeError, ChunkedDecoder
 from gateway.edge.exchange import Handler, Headers
 from gateway.edge.head import BadHeadError, RequestHead, parse_head, response_head
@@ -26,12 +27,12 @@ HotMatcher = Callable[[str], Handler | None]
 Refusal = Callable[[str, int, str], tuple[Headers, bytes]]
 """Makes headers and body of an answer that the edge itself gives: (path or "", status, message)."""
 
-_HEAD, _BODY, _CHUNKED_BODY, _BUSY, _CLOSING, _HANDED_OVER = range(6)
+_HEAD, _CHECKED, _BODY, _CHUNKED_BODY, _BUSY, _CLOSING, _HANDED_OVER = range(7)
 
 _MIN_BODY_BYTES_PER_S = 8 * 1024
 """A slow body earns a second more for each of these, so that long uploads pass and trickles do not."""
 
-_LINGER_S = 2.0
+LINGER_S = 2.0
 """How long a refused client may go on sending."""
 
 
@@ -44,8 +45,13 @@ class EdgeState:
         match: HotMatcher,
         refusal: Refusal,
         make_fallback: Callable[[], asyncio.Protocol],
+        early_check: EarlyCheck | None,
+        bodies: BodyBudget,
     ) -> None:
         self.config = config
+        self.early_check = early_check
+        self.bodies = bodies
+        self.checks: set[asyncio.Task[None]] = set()
         self.match = match
         self.refusal = refusal
         self.make_fallback = make_fallback
@@ -73,8 +79,10 @@ class EdgeConnection(asyncio.Protocol):
         "_fallback",
         "_handler",
         "_head",
+        "_is_body_unread",
         "_is_reading_paused",
         "_missing",
+        "_num_reserved",
         "_peer",
         "_phase",
         "_pieces",
@@ -96,6 +104,8 @@ class EdgeConnection(asyncio.Protocol):
         self._exchange: LeanExchange | None = None
         self._fallback: asyncio.Protocol | None = None
         self._is_reading_paused = False
+        self._is_body_unread = False
+        self._num_reserved = 0
         self._peer = ""
         self._stalled_bytes = 0
         self._stalled_since = 0.0
@@ -132,7 +142,7 @@ class EdgeConnection(asyncio.Protocol):
             self._read_body(data)
         elif phase == _CHUNKED_BODY:
             self._read_chunked_body(data)
-        elif phase == _BUSY:
+        elif phase in (_BUSY, _CHECKED):
             self._keep_for_later(data)
 
     def eof_received(self) -> bool | None:
@@ -145,6 +155,7 @@ class EdgeConnection(asyncio.Protocol):
         edge = self._edge
         edge.connections.discard(self)
         edge.stalled.discard(self)
+        self._free_body()
         self.deadline = math.inf
         if self._fallback is not None:
             self._fallback.connection_lost(exc)
@@ -204,28 +215,69 @@ class EdgeConnection(asyncio.Protocol):
             self._start_body(head, body)
 
     def _start_body(self, head: RequestHead, data: bytes) -> None:
-        max_bytes = self._edge.config.max_body_bytes
+        edge = self._edge
+        max_bytes = edge.config.max_body_bytes
         if head.content_length > max_bytes:
             self._refuse(413, f"the body is larger than {max_bytes} bytes", head.path)
             return
-        expectation = head.headers.get("expect")
-        if expectation is not None and not head.is_http_1_0:
-            if expectation.lower() != "100-continue":
-                self._refuse(417, f"expectation {expectation!r} is not supported", head.path)
-                return
-            if not data:
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        expectation = head.headers.get("expect", "100-continue")
+        if expectation.lower() != "100-continue" and not head.is_http_1_0:
+            self._refuse(417, f"expectation {expectation!r} is not supported", head.path)
+            return
         self._buffer = b""
-        self._received_since = self._edge.loop.time()
+        self._received_since = edge.loop.time()
+        if edge.early_check is None or not is_checked_early(head.content_length, head.headers):
+            self._receive_body(data)
+            return
+        self._phase = _CHECKED
+        self._keep_for_later(data)
+        task = edge.loop.create_task(self._check_early(edge.early_check))
+        edge.checks.add(task)
+        task.add_done_callback(edge.checks.discard)
+
+    async def _check_early(self, check: EarlyCheck) -> None:
+        """Read the body, or answer at once that nobody wants it."""
+        head = self._head
+        is_wanted = await check(head.path, head.headers)
+        if self._phase != _CHECKED:
+            return
+        data, self._buffer = self._buffer, b""
+        self._resume_reading()
+        if is_wanted:
+            self._receive_body(data)
+        else:
+            head.keep_alive = False
+            self._is_body_unread = True
+            self._dispatch(b"", b"")
+
+    def _receive_body(self, data: bytes) -> None:
+        head = self._head
+        if not self._reserve(max(head.content_length, 0)):
+            return
+        if not data and "expect" in head.headers and not head.is_http_1_0:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if head.content_length < 0:
             self._phase = _CHUNKED_BODY
-            self._decoder = ChunkedDecoder(max_bytes)
+            self._decoder = ChunkedDecoder(self._edge.config.max_body_bytes)
             self._read_chunked_body(data)
         else:
             self._phase = _BODY
             self._pieces: list[bytes] = []
             self._missing = head.content_length
             self._read_body(data)
+
+    def _reserve(self, num_bytes: int) -> bool:
+        """Take room for a body up to ``num_bytes``; refuses the request when there is none."""
+        if self._edge.bodies.take(num_bytes - self._num_reserved):
+            self._num_reserved = num_bytes
+            return True
+        self._refuse(503, "too much is being sent at once, please try again", self._head.path)
+        return False
+
+    def _free_body(self) -> None:
+        if self._num_reserved:
+            self._edge.bodies.give_back(self._num_reserved)
+            self._num_reserved = 0
 
     def _read_body(self, data: bytes) -> None:
         if len(data) < self._missing:
@@ -247,6 +299,8 @@ class EdgeConnection(asyncio.Protocol):
         except BadChunkError as error:
             self._refuse(400, f"malformed request: {error}", self._head.path)
         else:
+            if decoder.num_bytes > self._num_reserved and not self._reserve(decoder.num_bytes):
+                return
             if rest is None:
                 self._extend_deadline(decoder.num_bytes)
             else:
@@ -276,6 +330,11 @@ class EdgeConnection(asyncio.Protocol):
             self._is_reading_paused = True
             self._transport.pause_reading()
 
+    def _resume_reading(self) -> None:
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+
     def _continue(self) -> None:
         """Take up the bytes of a next request that came while the last one was in flight."""
         if self._phase == _HEAD and self._buffer:
@@ -304,14 +363,16 @@ class EdgeConnection(asyncio.Protocol):
 
     def exchange_ended(self, keep_alive: bool) -> None:
         self._exchange = None
+        self._free_body()
+        if self._is_body_unread:
+            self._linger()
+            return
         if not keep_alive or self._edge.is_stopping:
             self._close()
             return
         self._phase = _HEAD
         self.deadline = self._edge.loop.time() + self._edge.config.keepalive_timeout_s
-        if self._is_reading_paused:
-            self._is_reading_paused = False
-            self._transport.resume_reading()
+        self._resume_reading()
         if self._buffer:
             self._edge.loop.call_soon(self._continue)
 
@@ -330,7 +391,7 @@ class EdgeConnection(asyncio.Protocol):
         """The deadline has passed (called by the server)."""
         if self._phase == _CLOSING:
             self._transport.abort()
-        elif self._phase in (_BODY, _CHUNKED_BODY) or self._buffer:
+        elif self._phase in (_CHECKED, _BODY, _CHUNKED_BODY) or self._buffer:
             self._refuse(408, "the request did not arrive in time")
         elif self._phase == _HEAD:
             self._close()
@@ -360,14 +421,20 @@ class EdgeConnection(asyncio.Protocol):
             exchange.client_gone()
 
     def _refuse(self, status: int, message: str, path: str = "") -> None:
-        """Answer with an error, then swallow what still comes for a while: a reset would lose the answer."""
+        """Answer with an error."""
+        self._free_body()
         headers, body = self._edge.refusal(path, status, message)
         framing = f"content-length: {len(body)}\r\nconnection: close\r\n{self._edge.date_line}"
         self._transport.write(response_head(status, headers, framing) + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Swallow for a while what still comes behind the answer: a reset would lose it."""
         self._transport.write_eof()
+        self._resume_reading()
         self._phase = _CLOSING
         self._buffer = b""
-        self.deadline = self._edge.loop.time() + _LINGER_S
+        self.deadline = self._edge.loop.time() + LINGER_S
 
     def _close(self) -> None:
         """Close once what was written has left, or after ``write_timeout_s``."""

@@ -9,8 +9,9 @@ from email.utils import formatdate
 from aiohttp import web
 
 from gateway.config import GatewayConfig
+from gateway.edge.admission import BodyBudget, EarlyCheck
 from gateway.edge.exchange import Headers
-from gateway.edge.protocol import EdgeConnection, EdgeState, HotMatcher, Refusal
+from gateway.edge.protocol import LINGER_S, EdgeConnection, EdgeState, HotMatcher, Refusal
 
 _BACKLOG = 2048
 _SWEEP_S = 0.5
@@ -29,7 +30,8 @@ class EdgeServer:
     A connection whose client sends anything but hot requests is handed to aiohttp for good; ``app`` must
     therefore route the hot paths too, through :func:`gateway.edge.aiohttp_exchange.serve_exchange`. ``app``'s
     own start-up and clean-up callbacks run in :meth:`start` and :meth:`stop`. ``refusal`` forms the answers
-    that the edge gives by itself (malformed, too large, too slow, too many).
+    that the edge gives by itself (malformed, too large, too slow, too many). ``early_check`` says of large
+    requests whether their bodies are worth reading; ``bodies`` is shared with what ``app`` reads.
     """
 
     def __init__(
@@ -39,8 +41,12 @@ class EdgeServer:
         app: web.Application,
         *,
         refusal: Refusal = plain_refusal,
+        early_check: EarlyCheck | None = None,
+        bodies: BodyBudget | None = None,
     ) -> None:
         self._config = config
+        self._early_check = early_check
+        self._bodies = bodies or BodyBudget(config.max_buffered_body_bytes)
         self._match = match
         self._refusal = refusal
         self._runner = web.AppRunner(
@@ -50,6 +56,7 @@ class EdgeServer:
             handler_cancellation=True,
             keepalive_timeout=config.keepalive_timeout_s,
             shutdown_timeout=config.shutdown_grace_s,
+            lingering_time=LINGER_S,
         )
         self._edge: EdgeState | None = None
         self._server: asyncio.Server | None = None
@@ -75,7 +82,9 @@ class EdgeServer:
         fallback = self._runner.server
         if fallback is None:
             raise RuntimeError("the aiohttp application did not start")
-        edge = self._edge = EdgeState(self._config, self._match, self._refusal, fallback)
+        edge = self._edge = EdgeState(
+            self._config, self._match, self._refusal, fallback, self._early_check, self._bodies
+        )
         self._sweep()
         self._server = await edge.loop.create_server(
             lambda: EdgeConnection(edge), self._config.host, self._config.port, backlog=_BACKLOG

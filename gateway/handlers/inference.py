@@ -5,7 +5,7 @@ right answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gateway.call import Call, SurfaceForm
 from gateway.edge.exchange import Exchange, Handler
@@ -36,6 +36,13 @@ class InferenceRoutes:
     def match(self, path: str) -> Handler | None:
         """The handler of a raw path, or None when it is no inference route."""
         return None if parse_target(path) is None else self.handle
+
+    async def is_wanted(self, path: str, headers: Mapping[str, str]) -> bool:
+        """Whether the body of a request should be read: not when :meth:`handle` refuses it anyway."""
+        target = parse_target(path)
+        if target is None or headers.get("content-encoding", "identity") != "identity":
+            return False
+        return await self._pipeline.admits(headers.get("authorization"), target.account_id)
 
     async def handle(self, exchange: Exchange) -> None:
         """Answer one request, whatever happens."""

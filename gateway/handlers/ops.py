@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 import msgspec
 from aiohttp import web
@@ -14,8 +15,9 @@ from billing.usage import new_request_id
 from gateway.auth import Authenticator
 from gateway.call import ray_of
 from gateway.catalog import Catalog
+from gateway.edge.aiohttp_exchange import BodiesFullError
 from gateway.edge.exchange import Headers
-from gateway.errors import Reason, Refusal, method_not_allowed, no_route, too_large
+from gateway.errors import Reason, Refusal, bodies_full, method_not_allowed, no_route, too_large
 from gateway.metrics import GatewayMetrics
 from gateway.replicas import ReplicaTable
 from gateway.wire.openai import encode_model_list
@@ -94,8 +96,13 @@ class OpsRoutes:
 
     async def no_route(self, request: web.Request) -> web.Response:
         path, _, _ = request.raw_path.partition("?")
-        is_known = parse_target(path) is not None or path in _PLAIN_PATHS or path.endswith(_MODELS_SUFFIX)
-        return _refusal_response(method_not_allowed(request.method) if is_known else no_route(path))
+        if parse_target(path) is not None:
+            refusal = method_not_allowed(request.method, "POST")
+        elif path in _PLAIN_PATHS or path.endswith(_MODELS_SUFFIX):
+            refusal = method_not_allowed(request.method, "GET, HEAD")
+        else:
+            refusal = no_route(path)
+        return _refusal_response(refusal)
 
 
 @web.middleware
@@ -107,8 +114,12 @@ async def envelop_errors(request: web.Request, handler: _AiohttpHandler) -> web.
         return _refusal_response(refusal)
     except web.HTTPRequestEntityTooLarge:
         return _refusal_response(too_large(request.client_max_size))
+    except BodiesFullError:
+        return _refusal_response(bodies_full(), 503)
+    except web.HTTPNotFound:
+        return _refusal_response(no_route(request.raw_path))
     except web.HTTPException as error:
-        return _refusal_response(Refusal(Reason.BAD_INPUT, error.reason), error.status)
+        return _refusal_response(Refusal(Reason.BAD_INPUT, error.text or error.reason), error.status)
 
 
 def edge_refusal(path: str, status: int, message: str) -> tuple[Headers, bytes]:
@@ -117,13 +128,18 @@ def edge_refusal(path: str, status: int, message: str) -> tuple[Headers, bytes]:
     """
     refusal = Refusal(_EDGE_REASONS.get(status, Reason.BAD_INPUT), f"{message[:1].upper()}{message[1:]}")
     request_id = _new_id()
-    return (("content-type", _JSON), ("cf-ray", ray_of(request_id))), encode_refusal(refusal, request_id)
+    headers = [("content-type", _JSON), ("cf-ray", ray_of(request_id))]
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers.append(("retry-after", "1"))
+    return headers, encode_refusal(refusal, request_id)
 
 
 def _refusal_response(refusal: Refusal, status: int | None = None) -> web.Response:
     request_id = _new_id()
     body = encode_refusal(refusal, request_id)
-    headers = {"cf-ray": ray_of(request_id)}
+    headers = {"cf-ray": ray_of(request_id), **dict(refusal.headers)}
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = str(refusal.retry_after_s)
     return web.Response(
         status=status or refusal.reason.status, body=body, content_type=_JSON, headers=headers
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import os
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -106,7 +108,42 @@ async def test_a_wrong_method(gateway: Harness) -> None:
         reply = await gateway.get(path)
         assert_edge_refusal(reply, 405, 7001)
         assert message_of(reply) == "GET not supported for requested URI."
-    assert_edge_refusal(await gateway.chat(path="/v1/models"), 405, 7001)
+        assert reply.headers["allow"] == "POST"
+    reply = await gateway.chat(path="/v1/models")
+    assert_edge_refusal(reply, 405, 7001)
+    assert reply.headers["allow"] == "GET, HEAD"
+
+
+async def test_answers_do_not_name_the_software(gateway: Harness) -> None:
+    for reply in (await gateway.chat(), await gateway.get("/v1/models"), await gateway.get("/nothing")):
+        assert "server" not in reply.headers
+
+
+@pytest.mark.parametrize("size", [10, 200_000])
+async def test_a_compressed_body_is_refused_with_the_reason(gateway: Harness, size: int) -> None:
+    body = gzip.compress(os.urandom(size))
+    for path in (CHAT, RUN):
+        reply = await gateway.post(path, body, headers={"content-encoding": "gzip"})
+        assert_inference_refusal(reply, 415, 5006)
+        assert "content-encoding 'gzip'" in message_of(reply)
+    reply = await gateway.post(CHAT, body, headers={"content-encoding": "gzip"}, token="nonsense")
+    assert_edge_refusal(reply, 401, 10000)
+    plain = b'{"model":"%s","messages":[{"role":"user","content":"x"}]}' % MODEL.encode()
+    reply = await gateway.post(CHAT, plain, headers={"content-encoding": "identity"})
+    assert reply.status == 200
+
+
+async def test_a_stranger_is_not_invited_to_send(gateway: Harness) -> None:
+    assert gateway.gateway is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.gateway.server.port)
+    writer.write(
+        f"POST /client/v4/accounts/{ACCOUNT}/ai{CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer no\r\n"
+        "Content-Length: 30000000\r\nExpect: 100-continue\r\n\r\n".encode()
+    )
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    writer.close()
 
 
 @pytest.mark.parametrize("path", ["/run/@cf/nobody/nothing", "/run/%40cf%2Fnobody%2Fnothing", CHAT])

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from gateway.config import GatewayConfig
-from gateway.edge.aiohttp_exchange import serve_exchange
+from gateway.edge.admission import BodyBudget
+from gateway.edge.aiohttp_exchange import expect_continue, serve_exchange
 from gateway.edge.exchange import Exchange, Handler
 from gateway.edge.server import EdgeServer
 
@@ -107,6 +108,7 @@ def handlers_of(witness: Witness) -> dict[str, Handler]:
 class Edge:
     server: EdgeServer
     witness: Witness
+    bodies: BodyBudget
     clients: list[RawClient] = field(default_factory=list)
 
     async def connect(self) -> RawClient:
@@ -122,20 +124,34 @@ async def serve_edge(config: GatewayConfig | None = None) -> AsyncIterator[Edge]
     witness = Witness()
     handlers = handlers_of(witness)
 
+    bodies = BodyBudget(config.max_buffered_body_bytes)
+
+    async def is_wanted(path: str, headers: Mapping[str, str]) -> bool:
+        await asyncio.sleep(0)
+        return "x-unwanted" not in headers
+
     async def cold(request: web.Request) -> web.StreamResponse:
-        return await serve_exchange(
-            request, handlers["/" + request.raw_path.lstrip("/").partition("?")[0]], config
-        )
+        handler = handlers["/" + request.raw_path.lstrip("/").partition("?")[0]]
+        return await serve_exchange(request, handler, config, early_check=is_wanted, bodies=bodies)
+
+    async def expect(request: web.Request) -> None:
+        await expect_continue(request, is_wanted)
 
     async def plain(request: web.Request) -> web.Response:
         return web.json_response({"served_by": "aiohttp", "method": request.method, "path": request.raw_path})
 
     app = web.Application(client_max_size=config.max_body_bytes)
-    app.router.add_post("/hot/{name}", cold)
+    app.router.add_post("/hot/{name}", cold, expect_handler=expect)
     app.router.add_route("*", "/{tail:.*}", plain)
-    server = EdgeServer(config, lambda path: handlers.get(path.partition("%")[0]), app)
+    server = EdgeServer(
+        config,
+        lambda path: handlers.get(path.partition("%")[0]),
+        app,
+        early_check=is_wanted,
+        bodies=bodies,
+    )
     await server.start()
-    edge = Edge(server, witness)
+    edge = Edge(server, witness, bodies)
     try:
         yield edge
     finally:
