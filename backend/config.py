@@ -24,11 +24,12 @@ class ModelSource(_Section, frozen=True):
 
 
 class CacheConfig(_Section, frozen=True):
-    """The KV block pool. ``num_blocks`` null takes ``memory_gib`` of the device instead."""
+    """The KV block pool. ``num_blocks`` null takes ``memory_gib`` of the device instead; both null take a share
+    of the device: nine tenths of what is free on a GPU, an eighth of the machine's memory on a CPU."""
 
     block_size: int = 16
     num_blocks: int | None = None
-    memory_gib: float = 1.0
+    memory_gib: float | None = None
     enable_prefix_cache: bool = True
 
 

@@ -47,6 +47,8 @@ class RunnerInfo(Protocol):
     @property
     def kv_bytes_per_token(self) -> int: ...
     @property
+    def kv_memory_bytes(self) -> int: ...
+    @property
     def device(self) -> str: ...
 
 
@@ -59,8 +61,10 @@ class StepRunner(Protocol):
     def execute(self, plan: StepPlan, should_stop: ShouldStop | None = None) -> Tensor: ...
 
 
-def choose_num_blocks(cache: CacheConfig, kv_bytes_per_token: int, max_model_len: int) -> int:
-    """How many KV blocks to allocate.
+def choose_num_blocks(
+    cache: CacheConfig, kv_bytes_per_token: int, max_model_len: int, kv_memory_bytes: int
+) -> int:
+    """How many KV blocks to allocate; ``kv_memory_bytes`` is the device's share when nothing is configured.
 
     Raises:
         ValueError: when they could not hold one sequence of ``max_model_len`` tokens; the message says which
@@ -78,11 +82,12 @@ def choose_num_blocks(cache: CacheConfig, kv_bytes_per_token: int, max_model_len
                 f"max_model_len"
             )
         return cache.num_blocks
-    num_blocks = int(cache.memory_gib * _GIB) // block_bytes
+    memory_gib = kv_memory_bytes / _GIB if cache.memory_gib is None else cache.memory_gib
+    num_blocks = int(memory_gib * _GIB) // block_bytes
     if num_blocks < least:
         needed_gib = math.ceil(least * block_bytes / _GIB * 1000) / 1000
         raise ValueError(
-            f"cache.memory_gib: {cache.memory_gib:g} GiB cannot hold one sequence of model.max_model_len "
+            f"cache.memory_gib: {memory_gib:.3g} GiB cannot hold one sequence of model.max_model_len "
             f"{max_model_len} at {kv_bytes_per_token} bytes a token; set it to {needed_gib:g} or more, or "
             f"lower max_model_len"
         )
@@ -111,7 +116,9 @@ class Engine:
         """
         model, cache, limits = runner.info, config.cache, config.scheduler
         max_model_len = min(config.model.max_model_len, model.max_model_len)
-        num_blocks = choose_num_blocks(cache, model.kv_bytes_per_token, max_model_len)
+        num_blocks = choose_num_blocks(
+            cache, model.kv_bytes_per_token, max_model_len, model.kv_memory_bytes
+        )
         self._limits = SchedulerLimits(
             block_size=cache.block_size,
             max_model_len=max_model_len,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -36,6 +37,14 @@ class Placement:
         if self.device.type == "cpu":
             return lazy_zeros(shape, self.dtype)
         return torch.zeros(shape, device=self.device, dtype=self.dtype)
+
+    def kv_memory_bytes(self) -> int:
+        """What a KV cache may take when nothing is configured: most of what is free on a GPU; on a CPU, which
+        replicas and everything else share, an eighth of the machine's memory."""
+        if self.device.type == "cuda":
+            free_bytes, _ = torch.cuda.mem_get_info(self.device)
+            return free_bytes * 9 // 10
+        return psutil.virtual_memory().total // 8
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=self.dtype)

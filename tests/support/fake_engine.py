@@ -33,6 +33,7 @@ class FakeInfo:
     max_model_len: int = 4096
     eos_token_ids: tuple[int, ...] = (EOS_TOKEN_ID,)
     kv_bytes_per_token: int = 1024
+    kv_memory_bytes: int = 1 << 30
     device: str = "cpu"
 
 

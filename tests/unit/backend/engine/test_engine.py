@@ -265,14 +265,18 @@ def test_the_counters_agree_with_the_outputs() -> None:
 
 
 def test_the_pool_is_sized_from_memory_or_given() -> None:
-    assert choose_num_blocks(CacheConfig(num_blocks=16), 1024, 256) == 16
-    assert choose_num_blocks(CacheConfig(memory_gib=1.0), 1024, 256) == 65536
+    share = 1 << 22
+    assert choose_num_blocks(CacheConfig(num_blocks=16), 1024, 256, share) == 16
+    assert choose_num_blocks(CacheConfig(memory_gib=1.0), 1024, 256, share) == 65536
+    assert choose_num_blocks(CacheConfig(), 1024, 256, share) == 256
     with pytest.raises(ValueError, match=r"cache.num_blocks: 15 blocks .* set it to 16 or more"):
-        choose_num_blocks(CacheConfig(num_blocks=15), 1024, 256)
+        choose_num_blocks(CacheConfig(num_blocks=15), 1024, 256, share)
     with pytest.raises(ValueError, match=r"cache.memory_gib: 0.001 GiB .* set it to 0\.016 or more"):
-        choose_num_blocks(CacheConfig(memory_gib=0.001), 1 << 20, 8)
+        choose_num_blocks(CacheConfig(memory_gib=0.001), 1 << 20, 8, share)
+    with pytest.raises(ValueError, match=r"cache.memory_gib: 0.00391 GiB .* set it to 0\.016 or more"):
+        choose_num_blocks(CacheConfig(), 1 << 20, 8, share)
     with pytest.raises(ValueError, match=r"cache.block_size"):
-        choose_num_blocks(CacheConfig(block_size=0), 1024, 256)
+        choose_num_blocks(CacheConfig(block_size=0), 1024, 256, share)
 
 
 def test_the_shorter_of_the_two_lengths_counts() -> None:

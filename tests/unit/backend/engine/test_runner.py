@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -39,6 +40,7 @@ def test_info_describes_the_loaded_model(checkpoint: Path) -> None:
     assert info.architecture == "deepseek_v3"
     assert (info.vocab_size, info.max_model_len, info.eos_token_ids) == (256, 100, (2,))
     assert info.kv_bytes_per_token == 3 * (64 + 32) * 4
+    assert info.kv_memory_bytes == psutil.virtual_memory().total // 8
     assert (info.device, info.dtype) == ("cpu", "float32")
     assert load(checkpoint, max_model_len=10_000).info.max_model_len == 4096
 
