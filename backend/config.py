@@ -15,12 +15,14 @@ class ModelSource(_Section, frozen=True):
     """What a replica loads.
 
     ``path`` is a directory with ``config.json``, safetensors and a tokenizer, or a GGUF file.
-    ``served_as`` is the catalog id that answers and bills name.
+    ``served_as`` is the catalog id that answers and bills name. ``text_only`` leaves out a vision tower that
+    the checkpoint has.
     """
 
     path: str
     served_as: str
     max_model_len: int = 8192
+    text_only: bool = False
 
 
 class CacheConfig(_Section, frozen=True):

@@ -13,7 +13,7 @@ from backend.config import BackendConfig
 from backend.engine.forward_batch import build_forward_batch
 from backend.engine.step import ShouldStop, StepInterruptedError, StepPlan
 from backend.model.context import LayerCache
-from backend.model.loader import load_model
+from backend.model.loader import Progress, load_model
 from backend.model.placement import choose_placement, count_threads
 from backend.model.transformer import Transformer
 
@@ -55,10 +55,11 @@ class ModelRunner:
         )
 
     @classmethod
-    def load(cls, config: BackendConfig) -> ModelRunner:
+    def load(cls, config: BackendConfig, progress: Progress = lambda share, doing: None) -> ModelRunner:
         """Read the model that ``config.model.path`` names and place it on the configured device.
 
-        Sets the number of threads that torch uses in this process.
+        Sets the number of threads that torch uses in this process. ``progress`` is called with the share done
+        (0 to 1) and what is being done.
 
         Raises:
             backend.model.errors.ModelLoadError: naming the file and the tensor or field that is wrong.
@@ -66,7 +67,11 @@ class ModelRunner:
         torch.set_num_threads(count_threads(config.device))
         with torch.inference_mode():
             model = load_model(
-                Path(config.model.path), config.model.max_model_len, partial(choose_placement, config.device)
+                Path(config.model.path),
+                config.model.max_model_len,
+                partial(choose_placement, config.device),
+                text_only=config.model.text_only,
+                progress=progress,
             )
         return cls(model, config.model.max_model_len)
 

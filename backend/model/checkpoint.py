@@ -14,7 +14,7 @@ from backend.model.errors import ModelLoadError
 
 CONFIG = "config.json"
 _SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 
 
 class SafetensorsCheckpoint:
@@ -27,27 +27,28 @@ class SafetensorsCheckpoint:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._open: tuple[str, Any] | None = None
-        index = directory / _INDEX
+        index = directory / INDEX
         if index.is_file():
             self._files = self._read_index(index)
         elif (directory / _SINGLE).is_file():
             self._files = dict.fromkeys(self._shard(_SINGLE).keys(), _SINGLE)
         else:
-            raise ModelLoadError(f"{directory}: neither {_SINGLE} nor {_INDEX} is there")
+            raise ModelLoadError(f"{directory}: neither {_SINGLE} nor {INDEX} is there")
 
     @property
     def names(self) -> Collection[str]:
         return self._files.keys()
 
-    def file_of(self, name: str) -> str:
-        return str(self._directory / self._files[name]) if name in self._files else str(self._directory)
+    def place_of(self, name: str) -> str:
+        file = self._directory / self._files[name] if name in self._files else self._directory
+        return f"{file}: {name}"
 
     def read(self, name: str) -> Tensor:
         shard = self._shard(self._files[name])
         try:
             tensor: Tensor = shard.get_tensor(name)
         except SafetensorError as error:
-            raise ModelLoadError(f"{self.file_of(name)}: {name}: {error}") from error
+            raise ModelLoadError(f"{self.place_of(name)}: {error}") from error
         return tensor
 
     def _shard(self, file: str) -> Any:
@@ -68,11 +69,11 @@ class SafetensorsCheckpoint:
             if Path(file).name != file:
                 raise ModelLoadError(f"{index}: weight_map: {file!r} is not a file name")
             if not (self._directory / file).is_file():
-                raise ModelLoadError(f"{self._directory / file}: missing shard (named by {_INDEX})")
+                raise ModelLoadError(f"{self._directory / file}: missing shard (named by {INDEX})")
             present = set(self._shard(file).keys())
             absent = sorted(name for name, place in files.items() if place == file and name not in present)
             if absent:
-                raise ModelLoadError(f"{self._directory / file}: {absent[0]}: missing (named by {_INDEX})")
+                raise ModelLoadError(f"{self._directory / file}: {absent[0]}: missing (named by {INDEX})")
         return files
 
 

@@ -7,11 +7,13 @@ Whatever a file asks for is either honoured or refused by name. Fields that chan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any, Literal
 
 from backend.model.fields import Fields
+from backend.model.known_fields import refuse_unknown_fields
+from backend.model.quant_config import QuantConfig, parse_quant
 
 Family = Literal["llama", "deepseek_v3"]
 
@@ -99,19 +101,12 @@ class MoeConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantConfig:
-    """Affine blocks (:mod:`backend.model.quant`) of ``bits`` bits over groups of ``group_size`` columns."""
-
-    group_size: int
-    bits: int
-
-
-@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape of one model.
 
-    ``quant`` describes tensors that come as ``<name>_packed``. ``num_next_token_layers`` are
-    multi-token-prediction layers after the last; they are not loaded.
+    ``quant`` says how matrices that are not plain are stored. ``num_next_token_layers`` are
+    multi-token-prediction layers after the last; they are not loaded. ``has_vision``: the checkpoint has a
+    vision tower beside the language model that the other fields describe.
     """
 
     family: Family
@@ -131,6 +126,7 @@ class ModelConfig:
     mla: MlaConfig | None = None
     moe: MoeConfig | None = None
     quant: QuantConfig | None = None
+    has_vision: bool = False
 
     @property
     def softmax_scale(self) -> float:
@@ -154,6 +150,10 @@ _FAMILIES: Mapping[str, Family] = {
 }
 
 
+_WITH_VISION = "kimi_k25"
+"""The model type of a language model with a vision tower; the former stands in ``text_config``."""
+
+
 def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
     """Read a decoded ``config.json``.
 
@@ -166,17 +166,40 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
     """
     fields = Fields(raw, source)
     model_type = fields.text("model_type")
+    if model_type == _WITH_VISION:
+        return _parse_with_vision(fields)
     if "vision_config" in raw or "text_config" in raw:
         raise fields.unsupported("vision_config", "models with a vision tower are not supported yet")
     family = _FAMILIES.get(model_type)
     if family is None:
-        known = ", ".join(sorted(_FAMILIES))
+        known = ", ".join(sorted([*_FAMILIES, _WITH_VISION]))
         raise fields.unsupported("model_type", f"{model_type!r} is not supported; known are {known}")
+    return _parse_family(fields, family)
+
+
+def _parse_with_vision(fields: Fields) -> ModelConfig:
+    refuse_unknown_fields(fields, is_wrapper=True)
+    text = fields.section("text_config")
+    if not text.raw:
+        raise fields.error("text_config", "missing")
+    model_type = text.text("model_type")
+    if _FAMILIES.get(model_type) != "deepseek_v3":
+        raise text.unsupported("model_type", f"{model_type!r} is not supported inside {_WITH_VISION}")
+    fields.expect("tie_word_embeddings", text.flag("tie_word_embeddings", default=False), default=False)
+    outer = {name: fields.raw[name] for name in ("eos_token_id", "quantization_config") if name in fields.raw}
+    if "quantization_config" in outer and "quantization_config" in text.raw:
+        raise fields.error("quantization_config", "stands in text_config too")
+    inner = Fields({**text.raw, **outer}, fields.source, text.path)
+    return replace(_parse_family(inner, "deepseek_v3"), has_vision=bool(fields.raw.get("vision_config")))
+
+
+def _parse_family(fields: Fields, family: Family) -> ModelConfig:
     fields.expect("hidden_act", "silu", default="silu")
     fields.expect("attention_bias", False, default=False)
     fields.expect("pretraining_tp", 1, default=1)
     if family == "llama":
         return _parse_llama(fields)
+    refuse_unknown_fields(fields)
     return _parse_deepseek(fields)
 
 
@@ -234,7 +257,7 @@ def _shared_fields(fields: Fields) -> dict[str, Any]:
         "max_position_embeddings": fields.size("max_position_embeddings"),
         "has_tied_head": fields.flag("tie_word_embeddings", default=False),
         "eos_token_ids": tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
-        "quant": _parse_quant(fields),
+        "quant": parse_quant(fields),
     }
 
 
@@ -341,19 +364,3 @@ def _parse_yarn(scaling: Fields) -> YarnScaling:
         cos_sin_factor=magnitude(mscale) / magnitude(all_dim) if mscale and all_dim else magnitude(1.0),
         softmax_factor=magnitude(all_dim) ** 2 if all_dim else 1.0,
     )
-
-
-def _parse_quant(fields: Fields) -> QuantConfig | None:
-    if fields.raw.get("quantization_config") is None:
-        return None
-    quant = fields.section("quantization_config")
-    method = quant.text("quant_method")
-    if method != "embergate-affine":
-        problem = f"{method!r} is not supported; weights must be plain or embergate-affine"
-        raise quant.unsupported("quant_method", problem)
-    group_size, bits = quant.size("group_size"), quant.size("bits")
-    if group_size != 32:
-        raise quant.error("group_size", f"{group_size} is not supported, only 32")
-    if bits != 4:
-        raise quant.error("bits", f"{bits} is not supported, only 4 (8 for the embedding and the head)")
-    return QuantConfig(group_size=group_size, bits=bits)

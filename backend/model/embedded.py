@@ -19,10 +19,6 @@ neither form loses anything.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -33,9 +29,10 @@ from torch import Tensor
 
 from backend.model.checkpoint import CONFIG
 from backend.model.config import EXTENSION_FORMAT, ModelConfig
-from backend.model.errors import ModelLoadError, UnsupportedModelError
+from backend.model.errors import UnsupportedModelError
 from backend.model.gguf_file import GgufFile
 from backend.model.quant import GROUP_SIZE, AffineBlocks, Matrix, select_rows, to_float
+from backend.model.staged import require_room, staged, write_json
 from backend.text.gguf_tokenizer import build_tokenizer, build_tokenizer_config
 
 Form = Literal["kimi", "llama"]
@@ -61,14 +58,9 @@ def write_checkpoint(gguf_path: Path, out_dir: Path, form: Form, progress: Progr
     """
     progress(0.0, "reading the GGUF file")
     source = GgufFile(gguf_path)
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    _require_room(out_dir.parent, gguf_path.stat().st_size * 5 // 4 + 2**24)
-    staging = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
-    try:
+    with staged(out_dir) as staging:
+        require_room(staging, gguf_path.stat().st_size * 5 // 4 + 2**24)
         _write_files(source, staging, form, progress)
-        _replace(staging, out_dir)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     progress(1.0, "done")
 
 
@@ -85,9 +77,9 @@ def _write_files(source: GgufFile, directory: Path, form: Form, progress: Progre
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     progress(0.95, "writing the tokenizer")
     fields = _kimi_config(source.config) if form == "kimi" else _llama_config(source.config)
-    _write_json(directory / CONFIG, fields | _shared_config(source, form))
-    _write_json(directory / "generation_config.json", _generation_config(source))
-    _write_json(directory / "tokenizer_config.json", build_tokenizer_config(source.fields))
+    write_json(directory / CONFIG, fields | _shared_config(source, form))
+    write_json(directory / "generation_config.json", _generation_config(source))
+    write_json(directory / "tokenizer_config.json", build_tokenizer_config(source.fields))
     build_tokenizer(source.fields).save(str(directory / "tokenizer.json"))
 
 
@@ -237,31 +229,3 @@ def _generation_config(source: GgufFile) -> dict[str, Any]:
     if "tokenizer.ggml.bos_token_id" in source.fields:
         config["bos_token_id"] = int(source.fields["tokenizer.ggml.bos_token_id"])
     return config
-
-
-def _require_room(directory: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(directory).free
-    if free < num_bytes:
-        raise ModelLoadError(
-            f"{directory}: the checkpoint needs {num_bytes / 2**20:.0f} MiB and the disk has"
-            f" {free / 2**20:.0f} MiB free: make room or choose another data_dir"
-        )
-
-
-def _replace(staging: Path, out_dir: Path) -> None:
-    for file in staging.iterdir():
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
-        file.chmod(0o644)
-    staging.chmod(0o755)
-    if out_dir.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-old-", dir=out_dir.parent))
-        out_dir.rename(old / out_dir.name)
-        staging.rename(out_dir)
-        shutil.rmtree(old)
-    else:
-        staging.rename(out_dir)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -69,9 +69,8 @@ class GgufFile:
             names.update(_parts(name) if _is_affine(tensor) else (name,))
         return names
 
-    def file_of(self, name: str) -> str:
-        del name  # one file holds everything
-        return str(self._path)
+    def place_of(self, name: str) -> str:
+        return f"{self._path}: {name}"
 
     def read(self, name: str) -> Tensor:
         """A tensor, or one of the three parts of a matrix in affine blocks."""

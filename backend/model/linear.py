@@ -115,6 +115,13 @@ def pack(matrix: Matrix) -> PackedWeight:
     return PackedWeight.pack(matrix.quantised(), matrix.scale, matrix.minimum, 4 if matrix.bits == 4 else 8)
 
 
+def alike(first: PackedWeight, second: PackedWeight) -> tuple[PackedWeight, PackedWeight]:
+    """Two packed weights with scales of one width, as a kernel that reads both wants them."""
+    if first.has_wide_scales == second.has_wide_scales:
+        return first, second
+    return first.widened(), second.widened()
+
+
 def place(matrix: Matrix, placement: Placement) -> Tensor:
     """The dense form of a matrix."""
     return to_float(matrix).to(device=placement.device, dtype=placement.dtype).contiguous()

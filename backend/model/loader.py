@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from backend.model.attention import GroupedQueryAttention
 from backend.model.checkpoint import CONFIG, SafetensorsCheckpoint, read_json
 from backend.model.config import ModelConfig, parse_config
-from backend.model.errors import ModelLoadError
+from backend.model.errors import ModelLoadError, UnsupportedModelError
 from backend.model.gguf_file import GgufFile
 from backend.model.linear import build_embedding_and_head
 from backend.model.mla import LatentAttention
@@ -16,10 +17,15 @@ from backend.model.mlp import DenseMlp
 from backend.model.moe import FullMoeMlp, SparseMoeMlp
 from backend.model.placement import Placement
 from backend.model.rope import build_rope_table
+from backend.model.text_tensors import TextTensors
 from backend.model.transformer import Attention, DecoderLayer, Mlp, Transformer
 from backend.model.weights import TensorSource, WeightReader
 
 ChoosePlacement = Callable[[ModelConfig], Placement]
+Progress = Callable[[float, str], None]
+
+_VISION_PREFIXES = ("vision_tower.", "mm_projector.")
+_logger = logging.getLogger("backend.model")
 
 
 def open_model(path: Path) -> tuple[ModelConfig, TensorSource]:
@@ -33,7 +39,7 @@ def open_model(path: Path) -> tuple[ModelConfig, TensorSource]:
     """
     if path.is_dir():
         config = parse_config(_with_generation_config(path), str(path / CONFIG))
-        return config, SafetensorsCheckpoint(path)
+        return config, TextTensors(SafetensorsCheckpoint(path))
     if not path.exists():
         raise ModelLoadError(f"{path}: there is no model there")
     if path.suffix != ".gguf":
@@ -42,22 +48,44 @@ def open_model(path: Path) -> tuple[ModelConfig, TensorSource]:
     return gguf.config, gguf
 
 
-def load_model(path: Path, max_model_len: int, choose_placement: ChoosePlacement) -> Transformer:
-    """Load a model layer by layer.
+def load_model(
+    path: Path,
+    max_model_len: int,
+    choose_placement: ChoosePlacement,
+    *,
+    text_only: bool = False,
+    progress: Progress = lambda share, doing: None,
+) -> Transformer:
+    """Load a model layer by layer, which is shard by shard in a checkpoint that keeps each layer in one.
 
     Args:
         path: see :func:`open_model`.
         max_model_len: positions to prepare for; the model's own limit when that is smaller.
         choose_placement: decides device, type and kernels once the shape is known.
+        text_only: leave out a vision tower that the checkpoint has.
+        progress: called with the share done (0 to 1) and what is being done.
 
     Raises:
         ModelLoadError: naming the file and the tensor or field that is wrong.
     """
     config, source = open_model(path)
+    if config.has_vision and not text_only:
+        raise UnsupportedModelError(
+            f"{path / CONFIG}: vision_config: images are not supported yet; set text_only for this model to"
+            " load it without its vision tower"
+        )
     placement = choose_placement(config)
-    reader = WeightReader(source)
+    reader = WeightReader(source, placement.dtype)
+    if config.has_vision:
+        _leave_out_vision(reader, path)
+    num_stages = config.num_layers + 2
+    progress(0.0, "loading the embedding")
     embedding_matrix = reader.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    layers = tuple(_read_layer(config, reader, layer, placement) for layer in range(config.num_layers))
+    layers = []
+    for layer in range(config.num_layers):
+        progress((layer + 1) / num_stages, f"loading layer {layer + 1} of {config.num_layers}")
+        layers.append(_read_layer(config, reader, layer, placement))
+    progress(1 - 1 / num_stages, "loading the head")
     norm = reader.vector("model.norm.weight", config.hidden_size)
     head_matrix = None
     if config.has_tied_head:
@@ -73,7 +101,7 @@ def load_model(path: Path, max_model_len: int, choose_placement: ChoosePlacement
         config=config,
         placement=placement,
         embedding=embedding,
-        layers=layers,
+        layers=tuple(layers),
         norm=placement.put(norm),
         head=head,
         rope_table=build_rope_table(config.rope, positions, placement.device),
@@ -99,6 +127,13 @@ def _read_layer(config: ModelConfig, reader: WeightReader, layer: int, placement
         for name in ("input_layernorm", "post_attention_layernorm")
     ]
     return DecoderLayer(norms[0], attention, norms[1], mlp)
+
+
+def _leave_out_vision(reader: WeightReader, path: Path) -> None:
+    num_tensors = sum(reader.ignore(prefix) for prefix in _VISION_PREFIXES)
+    if num_tensors:
+        fields = {"path": str(path), "num_tensors": num_tensors}
+        _logger.info("text only: vision tensors left out", extra={"fields": fields})
 
 
 def _with_generation_config(directory: Path) -> dict[str, object]:

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from backend.model.linear import build_linear, pack
+from backend.model.linear import alike, build_linear, pack
 from backend.model.placement import Placement
 from backend.model.quant import AffineBlocks, Matrix, concatenate
 from backend.model.weights import WeightReader
@@ -45,7 +45,7 @@ class FusedSwiGlu:
     """The whole layer in one native call: the experts' kernel with every part chosen."""
 
     def __init__(self, gate_up: Matrix, down: Matrix, num_parts: int, native: NativeLibrary) -> None:
-        self._gate_up, self._down = pack(gate_up), pack(down)
+        self._gate_up, self._down = alike(pack(gate_up), pack(down))
         self._parts = torch.arange(num_parts, dtype=torch.int32)[None]
         self._native = native
 

@@ -6,6 +6,7 @@ neurons multiplied by its true combine weight, is the same sum, and shared exper
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,14 +15,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from backend.model.config import ModelConfig, MoeConfig
-from backend.model.linear import build_linear, pack, place
-from backend.model.mlp import DenseMlp, build_swiglu, is_packed_alike, read_swiglu
+from backend.model.errors import UnsupportedModelError
+from backend.model.linear import alike, build_linear, pack, place
+from backend.model.mlp import DenseMlp, build_swiglu, read_swiglu
 from backend.model.placement import Placement
 from backend.model.quant import Matrix, concatenate, to_float
 from backend.model.weights import WeightReader
 from kernels.expert_mlp import expert_mlp
 from kernels.moe_gate import moe_gate, weigh_all
 from kernels.native import NativeLibrary
+from kernels.packed_linear import PackedWeight
 from kernels.silu_mul import silu_mul
 
 
@@ -65,6 +68,10 @@ class Router:
         )
 
 
+Expert = tuple[Matrix, Matrix, Matrix]
+"""Gate, up and down of one expert."""
+
+
 class ChosenExperts(Protocol):
     """The weighted sum of the experts chosen for each token."""
 
@@ -78,12 +85,12 @@ class SparseMoeMlp:
         self, config: ModelConfig, moe: MoeConfig, reader: WeightReader, prefix: str, placement: Placement
     ) -> None:
         self._router = Router(config, moe, reader, prefix, placement)
-        gate_up, down = _read_experts(config, moe, reader, prefix, with_shared=False)
+        experts = _read_experts(config, moe, reader, prefix)
         self._routed: ChosenExperts
-        if placement.native is not None and is_packed_alike(gate_up, down):
-            self._routed = PackedExperts(gate_up, down, moe.num_experts, placement.native)
+        if placement.native is not None:
+            self._routed = PackedExperts(experts, moe.num_experts, prefix, placement.native)
         else:
-            self._routed = DenseExperts(gate_up, down, moe.num_experts, placement)
+            self._routed = DenseExperts(experts, config, moe, placement)
         self._shared: DenseMlp | None = None
         if moe.shared_dim:
             shared = f"{prefix}.shared_experts"
@@ -103,8 +110,15 @@ class FullMoeMlp:
     ) -> None:
         self._router = Router(config, moe, reader, prefix, placement)
         self._num_shared = moe.shared_dim // moe.expert_dim
-        gate_up, down = _read_experts(config, moe, reader, prefix, with_shared=True)
-        self._swiglu = build_swiglu(gate_up, down, self._num_shared + moe.num_experts, placement)
+        experts = list(_read_experts(config, moe, reader, prefix))
+        if moe.shared_dim:
+            shared = read_swiglu(reader, f"{prefix}.shared_experts", config.hidden_size, moe.shared_dim)
+            experts.insert(0, shared)
+        gates, ups, downs = zip(*experts, strict=True)
+        num_parts = self._num_shared + moe.num_experts
+        self._swiglu = build_swiglu(
+            concatenate([*gates, *ups], 0), concatenate(downs, 1), num_parts, placement
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[tokens, hidden]`` to the same."""
@@ -112,10 +126,28 @@ class FullMoeMlp:
 
 
 class PackedExperts:
-    """The chosen experts by the native kernel."""
+    """The chosen experts by the native kernel.
 
-    def __init__(self, gate_up: Matrix, down: Matrix, num_experts: int, native: NativeLibrary) -> None:
-        self._gate_up, self._down = pack(gate_up), pack(down)
+    Experts are packed one by one, so that a layer is never held in more than its two packed copies.
+
+    Raises:
+        UnsupportedModelError: when the layer's matrices are not all of one form.
+    """
+
+    def __init__(
+        self, experts: Iterable[Expert], num_experts: int, prefix: str, native: NativeLibrary
+    ) -> None:
+        gates, ups, downs = [], [], []
+        for gate, up, down in experts:
+            gates.append(pack(gate))
+            ups.append(pack(up))
+            downs.append(pack(down))
+        if len({weight.bits for weight in (*gates, *ups, *downs)}) > 1:
+            raise UnsupportedModelError(f"{prefix}.experts: not all stored in one form")
+        gate_up = PackedWeight.concatenate([*gates, *ups])
+        gates.clear()
+        ups.clear()
+        self._gate_up, self._down = alike(gate_up, PackedWeight.concatenate_columns(downs))
         self._num_experts = num_experts
         self._native = native
 
@@ -128,11 +160,16 @@ class PackedExperts:
 class DenseExperts:
     """The chosen experts in plain torch: one product per expert that any token chose."""
 
-    def __init__(self, gate_up: Matrix, down: Matrix, num_experts: int, placement: Placement) -> None:
-        gate, up = place(gate_up, placement).view(2, num_experts, -1, gate_up.shape[1])
-        self._gate_up = torch.cat((gate, up), dim=1)
-        wide = place(down, placement)
-        self._down = wide.view(wide.shape[0], num_experts, -1).transpose(0, 1).contiguous()
+    def __init__(
+        self, experts: Iterable[Expert], config: ModelConfig, moe: MoeConfig, placement: Placement
+    ) -> None:
+        width, hidden = moe.expert_dim, config.hidden_size
+        self._gate_up = placement.empty(moe.num_experts, 2 * width, hidden)
+        self._down = placement.empty(moe.num_experts, hidden, width)
+        for index, (gate, up, down) in enumerate(experts):
+            self._gate_up[index, :width] = place(gate, placement)
+            self._gate_up[index, width:] = place(up, placement)
+            self._down[index] = place(down, placement)
 
     def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         # Tokens sorted by expert; the sum runs in float32 and in ascending order of experts.
@@ -152,13 +189,6 @@ class DenseExperts:
         return total.to(x.dtype)
 
 
-def _read_experts(
-    config: ModelConfig, moe: MoeConfig, reader: WeightReader, prefix: str, *, with_shared: bool
-) -> tuple[Matrix, Matrix]:
-    """The experts stacked, shared ones first if wanted: all gates above all ups, downs side by side."""
-    hidden, width = config.hidden_size, moe.expert_dim
-    experts = [read_swiglu(reader, f"{prefix}.experts.{e}", hidden, width) for e in range(moe.num_experts)]
-    if with_shared and moe.shared_dim:
-        experts.insert(0, read_swiglu(reader, f"{prefix}.shared_experts", hidden, moe.shared_dim))
-    gates, ups, downs = zip(*experts, strict=True)
-    return concatenate([*gates, *ups], 0), concatenate(downs, 1)
+def _read_experts(config: ModelConfig, moe: MoeConfig, reader: WeightReader, prefix: str) -> Iterator[Expert]:
+    for expert in range(moe.num_experts):
+        yield read_swiglu(reader, f"{prefix}.experts.{expert}", config.hidden_size, moe.expert_dim)

@@ -108,6 +108,21 @@ class PackedWeight:
         data = torch.cat([w.data for w in parts])
         return PackedWeight(rows, first.in_features, first.bits, is_wide, data)
 
+    @staticmethod
+    def concatenate_columns(weights: Sequence[PackedWeight]) -> PackedWeight:
+        """Put weights of equally many rows side by side.
+
+        Raises:
+            ValueError: when they differ in rows or bits.
+        """
+        first, *rest = weights
+        if any((w.out_features, w.bits) != (first.out_features, first.bits) for w in rest):
+            raise ValueError("weights side by side must have one out_features and one number of bits")
+        is_wide = any(w.has_wide_scales for w in weights)
+        data = torch.cat([(w.widened() if is_wide else w).data for w in weights], dim=1)
+        columns = sum(w.in_features for w in weights)
+        return PackedWeight(first.out_features, columns, first.bits, is_wide, data)
+
     def widened(self) -> PackedWeight:
         """The same weight with float32 scales and minima."""
         if self.has_wide_scales or self.bits > 8:

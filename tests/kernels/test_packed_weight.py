@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -53,6 +55,17 @@ def test_concatenated_weights_stack_and_widen() -> None:
     assert torch.equal(both.dequantize(), torch.cat((narrow.dequantize(), wide.dequantize())))
 
 
+@pytest.mark.parametrize("bits", [4, 8, 16, 32])
+def test_weights_side_by_side_are_one_wide_weight(bits: Literal[4, 8, 16, 32]) -> None:
+    first, second = (LinearCase("a", 40, columns, bits).weight(columns) for columns in (64, 32))
+    both = PackedWeight.concatenate_columns([first, second])
+    assert (both.out_features, both.in_features) == (40, 96)
+    assert torch.equal(both.dequantize(), torch.cat((first.dequantize(), second.dequantize()), dim=1))
+    wide = LinearCase("b", 40, 64, bits, is_wide=True).weight(2)
+    mixed = PackedWeight.concatenate_columns([first, wide])
+    assert torch.equal(mixed.dequantize(), torch.cat((first.dequantize(), wide.dequantize()), dim=1))
+
+
 def test_wrong_shapes_are_refused() -> None:
     codes = torch.zeros((4, 64), dtype=torch.uint8)
     with pytest.raises(ValueError, match="do not fit scales"):
@@ -64,3 +77,5 @@ def test_wrong_shapes_are_refused() -> None:
         PackedWeight.concatenate([odd, odd])
     with pytest.raises(ValueError, match="one in_features"):
         PackedWeight.concatenate([wide, odd])
+    with pytest.raises(ValueError, match="one out_features"):
+        PackedWeight.concatenate_columns([wide, odd])

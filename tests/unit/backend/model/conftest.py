@@ -42,12 +42,18 @@ def load_runner() -> LoadRunner:
     """Load a path onto the CPU, by default with one thread and 64 blocks."""
 
     def load(
-        path: Path, *, weights: str = "auto", dtype: str = "float32", num_blocks: int = 64, threads: int = 1
+        path: Path,
+        *,
+        weights: str = "auto",
+        dtype: str = "float32",
+        num_blocks: int = 64,
+        threads: int = 1,
+        text_only: bool = False,
     ) -> ModelRunner:
         runner = ModelRunner.load(
             BackendConfig(
                 replica_id="r0",
-                model=ModelSource(path=str(path), served_as="tiny", max_model_len=512),
+                model=ModelSource(path=str(path), served_as="tiny", max_model_len=512, text_only=text_only),
                 device=DeviceConfig(device="cpu", dtype=dtype, threads=threads, weights=weights),  # type: ignore[arg-type]
             )
         )

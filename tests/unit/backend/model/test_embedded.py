@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from backend.model import embedded
+from backend.model import embedded, staged
 from backend.model.embedded import write_checkpoint
 from backend.model.errors import ModelLoadError
 from tests.support.embedded_oracle import load_oracle
@@ -109,7 +109,7 @@ def test_a_full_disk_is_said_in_one_sentence(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(embedded.shutil, "disk_usage", lambda path: usage(10, 10, 2**20))
+    monkeypatch.setattr(staged.shutil, "disk_usage", lambda path: usage(10, 10, 2**20))
     with pytest.raises(ModelLoadError, match=r"needs \d+ MiB and the disk has 1 MiB free: make room"):
         write_checkpoint(home / "tiny.gguf", tmp_path / "out", "kimi", lambda share, doing: None)
 

@@ -136,8 +136,8 @@ def test_a_directory_without_weights_or_config_is_named(tmp_path: Path) -> None:
         ),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.factor: missing"),
         (
-            {"quantization_config": {"quant_method": "fp8"}},
-            "quantization_config.quant_method: 'fp8' is not supported",
+            {"quantization_config": {"quant_method": "awq"}},
+            "quantization_config.quant_method: 'awq' is not supported",
         ),
         ({"vision_config": {}}, "vision_config: models with a vision tower"),
         ({"embergate": {"format": 2}}, "embergate.format: 2 is not supported"),
