@@ -26,20 +26,24 @@ class ModelSource(_Section, frozen=True):
 
 
 class CacheConfig(_Section, frozen=True):
-    """The KV block pool. ``num_blocks`` null takes ``memory_gib`` of the device instead; both null take a share
-    of the device: nine tenths of what is free on a GPU, an eighth of the machine's memory on a CPU."""
+    """The KV block pool. ``num_blocks`` null takes ``memory_gib`` of the device instead; both null take a
+    share of the device: nine tenths of what is free on a GPU, an eighth of the machine's memory on a CPU.
+
+    ``image_memory_gib``: embeddings of images kept for the next prompt that holds them.
+    """
 
     block_size: int = 16
     num_blocks: int | None = None
     memory_gib: float | None = None
     enable_prefix_cache: bool = True
+    image_memory_gib: float = 0.25
 
 
 class SchedulerConfig(_Section, frozen=True):
     """Budgets of one engine step and of the admission queue.
 
     ``max_mixed_step_s``: prefill beside sequences that decode is cut so that a step takes about this long;
-    0 is no such limit.
+    0 is no such limit. ``max_media_bytes``: pixels of the images of all running and waiting sequences.
     """
 
     max_tokens_per_step: int = 512
@@ -47,6 +51,7 @@ class SchedulerConfig(_Section, frozen=True):
     max_running: int = 32
     max_waiting: int = 256
     max_queue_wait_s: float = 60.0
+    max_media_bytes: int = 1 << 30
 
 
 class DeviceConfig(_Section, frozen=True):

@@ -20,7 +20,7 @@ from backend.config import BackendConfig, CacheConfig
 from backend.engine.block_pool import BlockPool
 from backend.engine.messages import EngineInfo, EngineStats, RefusalCode, SequenceRequest, TokenOutput
 from backend.engine.pace import PrefillPace
-from backend.engine.prefix_cache import PrefixCache
+from backend.engine.prefix_cache import DIGEST_BYTES, PrefixCache
 from backend.engine.sampler import Sampled, Sampler
 from backend.engine.scheduler import RefusedError, Scheduler, SchedulerLimits, Step
 from backend.engine.sequence import Sequence
@@ -50,6 +50,8 @@ class RunnerInfo(Protocol):
     def kv_memory_bytes(self) -> int: ...
     @property
     def device(self) -> str: ...
+    @property
+    def has_vision(self) -> bool: ...
 
 
 class StepRunner(Protocol):
@@ -125,6 +127,7 @@ class Engine:
             max_tokens_per_step=limits.max_tokens_per_step,
             max_running=limits.max_running,
             max_waiting=limits.max_waiting,
+            max_media_bytes=limits.max_media_bytes,
         )
         self.info = EngineInfo(
             max_model_len=max_model_len,
@@ -136,6 +139,7 @@ class Engine:
             device=str(model.device),
             max_running=limits.max_running,
             max_waiting=limits.max_waiting,
+            has_vision=model.has_vision,
         )
         runner.allocate_kv(num_blocks, cache.block_size)
         self._runner = runner
@@ -161,6 +165,8 @@ class Engine:
         self._num_requests += 1
         try:
             refuse_invalid(request, self.info.vocab_size)
+            if request.media and not self.info.has_vision:
+                raise RefusedError("invalid_request", "media: this model takes text only")
             sequence = Sequence(request, eos_token_ids=self.info.eos_token_ids, arrived_at_s=self._clock_s())
             self._scheduler.add(sequence, reject_if_busy=request.reject_if_busy)
         except RefusedError as refusal:
@@ -374,6 +380,7 @@ def refuse_invalid(request: SequenceRequest, vocab_size: int) -> None:
         raise RefusedError("invalid_request", f"prompt_token_ids: ids must be in 0..{vocab_size - 1}")
     is_number = math.isfinite
     checks = (
+        ("media", _are_spans_in(request), "images over runs of prompt tokens, in order"),
         ("max_tokens", sampling.max_tokens >= 1, "at least 1"),
         ("temperature", is_number(sampling.temperature) and sampling.temperature >= 0, "at least 0"),
         ("top_p", 0 < sampling.top_p <= 1, "over 0 and at most 1"),
@@ -396,3 +403,13 @@ def refuse_invalid(request: SequenceRequest, vocab_size: int) -> None:
     for field, is_right, rule in checks:
         if not is_right:
             raise RefusedError("invalid_request", f"{field}: must be {rule}")
+
+
+def _are_spans_in(request: SequenceRequest) -> bool:
+    """Whether the images lie in the prompt, one after another, each with a digest of full width."""
+    end = 0
+    for span in request.media:
+        if span.start < end or span.num_tokens < 1 or len(span.digest) != DIGEST_BYTES:
+            return False
+        end = span.end
+    return end <= len(request.prompt_token_ids)

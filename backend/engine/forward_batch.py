@@ -34,6 +34,8 @@ class ForwardBatch:
         ``[R]`` int64; the tokens whose logits are wanted, in the plan's order.
     query_lens, kv_lens_list:
         the same lengths as Python integers, so that no kernel has to read a tensor back.
+    first_rows:
+        the row of the first token of each chunk, in the plan's order.
     """
 
     token_ids: Tensor
@@ -46,6 +48,7 @@ class ForwardBatch:
     num_decodes: int
     query_lens: tuple[int, ...]
     kv_lens_list: tuple[int, ...]
+    first_rows: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -84,6 +87,7 @@ def build_forward_batch(plan: StepPlan, block_size: int, device: torch.device) -
         token_ids.extend(chunk.token_ids)
         positions.extend(range(chunk.start, end))
         slots.extend(_slots(chunk, end, block_size))
+    first_row = {index: starts[place] for place, index in enumerate(order)}
     last_row = {index: starts[place + 1] - 1 for place, index in enumerate(order)}
     rows = [last_row[index] for index, chunk in enumerate(plan.chunks) if chunk.needs_logits]
 
@@ -101,6 +105,7 @@ def build_forward_batch(plan: StepPlan, block_size: int, device: torch.device) -
         num_decodes=sum(length == 1 for length in lengths),
         query_lens=lengths,
         kv_lens_list=kv_lens,
+        first_rows=tuple(first_row[index] for index in range(len(order))),
     )
 
 

@@ -49,13 +49,36 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     ignore_eos: bool = False
 
 
+class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """An image that stands behind a run of placeholder tokens of a prompt.
+
+    ``start`` is the index of the first of its ``num_tokens`` tokens. ``patches`` are ``rows * columns``
+    patches of 3 colour planes of bytes, as :class:`backend.text.images.ImagePatches` has them, and
+    ``digest`` (SHA-256) names their content.
+    """
+
+    start: int
+    num_tokens: int
+    rows: int
+    columns: int
+    patches: bytes
+    digest: bytes
+
+    @property
+    def end(self) -> int:
+        """The index behind its last token."""
+        return self.start + self.num_tokens
+
+
 class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="request"):
     """One sequence to generate. A request with ``n`` choices is ``n`` sequences of the same prompt.
 
     ``sequence_id`` comes from :meth:`backend.engine.client.EngineClient.new_sequence_id`. ``cache_salt``
     roots the block hashes: only sequences with the same salt share cached blocks. ``block_extras`` are
     further bytes of the hash of single prompt blocks by block index (digests of what a placeholder token
-    stands for). ``reject_if_busy`` refuses the sequence when it would have to wait for a place in the batch.
+    stands for). ``media`` are the images of the prompt, in order; their digests are in the hashes of the
+    blocks that they touch without being named in ``block_extras``. ``reject_if_busy`` refuses the sequence
+    when it would have to wait for a place in the batch.
     """
 
     sequence_id: int
@@ -64,6 +87,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     cache_salt: bytes = b""
     block_extras: dict[int, bytes] = {}
     reject_if_busy: bool = False
+    media: tuple[MediaSpan, ...] = ()
 
 
 class AbortSequences(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -165,6 +189,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     device: str
     max_running: int
     max_waiting: int
+    has_vision: bool = False
 
 
 ToEngine = Configure | SequenceRequest | AbortSequences

@@ -112,7 +112,7 @@ class PrefixCache:
             at = len(hashes)
             parent = hashes[-1] if hashes else root_digest(sequence.cache_salt)
             token_ids = sequence.token_ids[at * size : (at + 1) * size]
-            hashes.append(block_digest(parent, token_ids, sequence.block_extras.get(at, b"")))
+            hashes.append(block_digest(parent, token_ids, sequence.extra_of_block(at, size)))
         return hashes[index]
 
     def keep(self, block: int) -> bool:

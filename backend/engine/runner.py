@@ -11,6 +11,7 @@ from torch import Tensor
 
 from backend.config import BackendConfig
 from backend.engine.forward_batch import build_forward_batch
+from backend.engine.media_embeddings import MediaEmbeddings, build_overlay
 from backend.engine.step import ShouldStop, StepInterruptedError, StepPlan
 from backend.model.context import LayerCache
 from backend.model.loader import Progress, load_model
@@ -32,13 +33,15 @@ class ModelInfo:
     device: str
     dtype: str
     is_native: bool
+    has_vision: bool
 
 
 class ModelRunner:
     """One loaded model with its KV cache, on one device. Not thread-safe: the engine loop owns it."""
 
-    def __init__(self, model: Transformer, max_model_len: int) -> None:
+    def __init__(self, model: Transformer, max_model_len: int, image_cache_bytes: int = 1 << 28) -> None:
         self._model = model
+        self._media = None if model.vision is None else MediaEmbeddings(model.vision, image_cache_bytes)
         self._caches: tuple[LayerCache, ...] = ()
         self._block_size = 0
         config, placement = model.config, model.placement
@@ -52,6 +55,7 @@ class ModelRunner:
             device=str(placement.device),
             dtype=str(placement.dtype).removeprefix("torch."),
             is_native=placement.native is not None,
+            has_vision=model.vision is not None,
         )
 
     @classmethod
@@ -73,7 +77,7 @@ class ModelRunner:
                 text_only=config.model.text_only,
                 progress=progress,
             )
-        return cls(model, config.model.max_model_len)
+        return cls(model, config.model.max_model_len, int(config.cache.image_memory_gib * 2**30))
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Allocate the paged KV cache; called once, before the first step.
@@ -111,4 +115,5 @@ class ModelRunner:
             if should_stop is not None and should_stop():
                 raise StepInterruptedError
 
-        return self._model.forward(batch, self._caches, pause)
+        overlay = build_overlay(plan, batch, self._media, pause)
+        return self._model.forward(batch, self._caches, pause, overlay)

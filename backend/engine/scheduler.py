@@ -35,7 +35,8 @@ from backend.engine.step import ScheduledChunk, StepPlan
 class SchedulerLimits:
     """Budgets; lengths and budgets in tokens.
 
-    ``max_waiting`` sequences may be known beyond the ``max_running`` that fit in the batch.
+    ``max_waiting`` sequences may be known beyond the ``max_running`` that fit in the batch. The images of
+    all known sequences may have ``max_media_bytes`` together.
 
     Raises:
         ValueError: naming the limit that cannot work.
@@ -46,6 +47,7 @@ class SchedulerLimits:
     max_tokens_per_step: int
     max_running: int
     max_waiting: int
+    max_media_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_model_len", "max_tokens_per_step", "max_running"):
@@ -101,10 +103,7 @@ class _StepBuilder:
         self.rows: list[Sequence] = []
 
     def add_decode(self, sequence: Sequence) -> None:
-        token_ids = sequence.token_ids[-1:]
-        start = sequence.num_computed_tokens
-        self.chunks.append(ScheduledChunk(sequence.sequence_id, token_ids, start, sequence.block_table, True))
-        self.sequences.append(sequence)
+        self._add_chunk(sequence, sequence.num_tokens)
         self.rows.append(sequence)
         self.budget -= 1
 
@@ -112,19 +111,28 @@ class _StepBuilder:
         """As many of the sequence's uncomputed tokens as the budget has room for."""
         start = sequence.num_computed_tokens
         end = min(start + self.budget, sequence.num_tokens)
-        is_last = end == sequence.num_tokens
-        self.chunks.append(
-            ScheduledChunk(
-                sequence.sequence_id, sequence.token_ids[start:end], start, sequence.block_table, is_last
-            )
-        )
-        self.sequences.append(sequence)
-        if is_last:
+        self._add_chunk(sequence, end)
+        if end == sequence.num_tokens:
             self.rows.append(sequence)
         self.budget -= end - start
 
     def build(self) -> Step:
         return Step(StepPlan(tuple(self.chunks)), tuple(self.sequences), tuple(self.rows))
+
+    def _add_chunk(self, sequence: Sequence, end: int) -> None:
+        start = sequence.num_computed_tokens
+        self.chunks.append(
+            ScheduledChunk(
+                sequence_id=sequence.sequence_id,
+                token_ids=sequence.token_ids[start:end],
+                start=start,
+                block_table=sequence.block_table,
+                needs_logits=end == sequence.num_tokens,
+                media=sequence.media_between(start, end),
+                cache_salt=sequence.cache_salt,
+            )
+        )
+        self.sequences.append(sequence)
 
 
 class Scheduler:
@@ -138,6 +146,7 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
+        self._num_media_bytes = 0
 
     @property
     def num_waiting(self) -> int:
@@ -166,6 +175,10 @@ class Scheduler:
             raise RefusedError("busy", f"all {self.limits.max_running} places in the batch are taken")
         if len(self._by_id) >= self.limits.max_running + self.limits.max_waiting:
             raise RefusedError("queue_full", f"{len(self._by_id)} sequences are running or waiting already")
+        num_media_bytes = self._num_media_bytes + sequence.num_media_bytes
+        if self._num_media_bytes and num_media_bytes > self.limits.max_media_bytes:
+            raise RefusedError("queue_full", "running and waiting sequences take all the room for images")
+        self._num_media_bytes = num_media_bytes
         self._waiting.append(sequence)
         self._by_id[sequence.sequence_id] = sequence
 
@@ -231,6 +244,8 @@ class Scheduler:
         everyone = [*self._running, *self._waiting]
         expect(len(everyone) == len(self._by_id), "a sequence was lost or is known twice")
         expect(len(self._running) <= self.limits.max_running, "the batch is larger than max_running")
+        media_bytes = sum(sequence.num_media_bytes for sequence in everyone)
+        expect(media_bytes == self._num_media_bytes, "bytes of images were lost or counted twice")
         self._pool.check_invariants(sequence.block_table for sequence in everyone)
         for sequence in everyone:
             expect(self._by_id.get(sequence.sequence_id) is sequence, "a sequence is not under its id")
@@ -355,6 +370,7 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         del self._by_id[sequence.sequence_id]
+        self._num_media_bytes -= sequence.num_media_bytes
 
     def _release(self, sequence: Sequence) -> None:
         if self._cache is not None:

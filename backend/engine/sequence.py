@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import enum
+import struct
 
-from backend.engine.messages import SamplingParams, SequenceFinish, SequenceRequest
+from backend.engine.messages import MediaSpan, SamplingParams, SequenceFinish, SequenceRequest
+
+_SPAN = struct.Struct("<qI")
 
 
 class InvariantError(Exception):
@@ -45,6 +48,7 @@ class Sequence:
         "cache_salt",
         "cached_prompt_tokens",
         "finish_reason",
+        "media",
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
@@ -68,6 +72,7 @@ class Sequence:
         self.stop_token_ids = frozenset(eos).union(sampling.stop_token_ids)
         self.cache_salt = request.cache_salt
         self.block_extras = request.block_extras
+        self.media = request.media
         self.arrived_at_s = arrived_at_s
         self.queue_wait_s: float | None = None
         self.status = SequenceStatus.WAITING
@@ -77,6 +82,25 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         self.num_registered_blocks = 0
         self.cached_prompt_tokens: int | None = None
+
+    @property
+    def num_media_bytes(self) -> int:
+        """Bytes of pixels that the sequence holds."""
+        return sum(len(span.patches) for span in self.media)
+
+    def media_between(self, start: int, end: int) -> tuple[MediaSpan, ...]:
+        """The images that tokens ``start .. end-1`` stand for, all or in part."""
+        if not self.media:
+            return ()
+        return tuple(span for span in self.media if span.start < end and start < span.end)
+
+    def extra_of_block(self, index: int, block_size: int) -> bytes:
+        """what token ids do not say of a block: which images its placeholders stand for, and which part."""
+        extra = self.block_extras.get(index, b"")
+        start = index * block_size
+        for span in self.media_between(start, start + block_size):
+            extra += _SPAN.pack(span.start - start, span.num_tokens) + span.digest
+        return extra
 
     @property
     def num_tokens(self) -> int:

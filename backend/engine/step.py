@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from backend.engine.messages import MediaSpan
+
 ShouldStop = Callable[[], bool]
 """Asked several times during a step; True ends it early."""
 
@@ -20,7 +22,8 @@ class ScheduledChunk(msgspec.Struct, frozen=True):
     ``token_ids`` are the tokens at positions ``start .. start+len(token_ids)-1``; the KV of everything before
     ``start`` is already in the blocks of ``block_table``, which stays the planner's: it is read during the
     step and not kept. ``needs_logits``: the last token of the chunk is the last known token of the sequence,
-    so a new token is sampled from its logits.
+    so a new token is sampled from its logits. ``media`` are the images that some of its tokens stand for;
+    what is remembered of them is remembered for ``cache_salt`` only.
     """
 
     sequence_id: int
@@ -28,6 +31,8 @@ class ScheduledChunk(msgspec.Struct, frozen=True):
     start: int
     block_table: Sequence[int]
     needs_logits: bool
+    media: tuple[MediaSpan, ...] = ()
+    cache_salt: bytes = b""
 
 
 class StepPlan(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from backend.model.context import LayerCache, StepContext
 from backend.model.linear import Embedding, Linear
 from backend.model.placement import Placement
 from backend.model.rope import RopeTable
+from backend.model.vision import VisionTower
 from kernels.rms_norm import add_rms_norm, rms_norm
 
 
@@ -43,8 +44,19 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class Overlay:
+    """Embeddings ``[M, hidden]`` that take the place of the tokens' own at ``rows`` ``[M]`` of a batch."""
+
+    rows: Tensor
+    embeddings: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Transformer:
-    """A loaded model. ``forward`` is a pure function of the batch and the cache, which it extends."""
+    """A loaded model. ``forward`` is a pure function of the batch and the cache, which it extends.
+
+    ``vision`` is the tower that makes embeddings of images, None for a model that takes text only.
+    """
 
     config: ModelConfig
     placement: Placement
@@ -53,6 +65,7 @@ class Transformer:
     norm: Tensor
     head: Linear
     rope_table: RopeTable
+    vision: VisionTower | None = None
 
     def new_caches(self, num_blocks: int, block_size: int) -> tuple[LayerCache, ...]:
         """The paged KV cache of all layers, zeroed."""
@@ -63,10 +76,12 @@ class Transformer:
         batch: ForwardBatch,
         caches: Sequence[LayerCache],
         pause: Callable[[], None] = lambda: None,
+        overlay: Overlay | None = None,
     ) -> Tensor:
         """Run one step.
 
         Args:
+            overlay: what some placeholder tokens stand for.
             pause: called before every attention and every feed-forward part; may raise to end the step.
 
         Returns:
@@ -76,6 +91,8 @@ class Transformer:
         eps, native = self.config.rms_norm_eps, self.placement.native
         step = StepContext(batch, *self.rope_table.at(batch.positions))
         residual = self.embedding(batch.token_ids)
+        if overlay is not None:
+            residual.index_copy_(0, overlay.rows, overlay.embeddings)
         x = rms_norm(residual, self.layers[0].attention_norm, eps, native=native)
         following = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
         last = len(self.layers) - 1
