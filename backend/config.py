@@ -50,7 +50,7 @@ class SchedulerConfig(_Section, frozen=True):
     max_mixed_step_s: float = 0.2
     max_running: int = 32
     max_waiting: int = 256
-    max_queue_wait_s: float = 60.0
+    max_queue_wait_s: float = 180.0
     max_media_bytes: int = 1 << 30
 
 

@@ -20,6 +20,8 @@ from billing.usage import STATUSES
 
 GroupBy = Literal["model", "session", "day", "account", "request"]
 
+_BY_TIME: tuple[GroupBy, ...] = ("day", "request")
+
 _USAGE = usage_records.c
 _LEDGER = ledger_transactions.c
 
@@ -54,7 +56,8 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
 class UsageSummary(msgspec.Struct, frozen=True, kw_only=True):
     """``rows`` in order of key for days and requests, dearest first otherwise; ``total`` covers all of them.
 
-    ``is_truncated``: there were more groups than ``max_rows``. ``since`` and ``until`` are ISO 8601 or None.
+    ``is_truncated``: there were more groups than ``max_rows``, and the earliest or cheapest are left out.
+    ``since`` and ``until`` are ISO 8601 or None.
     """
 
     by: GroupBy | None
@@ -84,13 +87,16 @@ def usage_summary(
         if by is not None:
             query = _summed(_keys(by), conditions).limit(max_rows + 1)
             grouped = list(connection.execute(query.order_by(*_order(by))))
+    shown = grouped[:max_rows]
+    if by in _BY_TIME:
+        shown.reverse()
     return UsageSummary(
         by=by,
         account_id=account_id,
         since=None if period.start_us is None else instant_text(period.start_us),
         until=None if period.end_us is None else instant_text(period.end_us),
         currency=currency,
-        rows=[_usage_row(row, by) for row in grouped[:max_rows]],
+        rows=[_usage_row(row, by) for row in shown],
         is_truncated=len(grouped) > max_rows,
         total=_usage_row(total, None),
     )
@@ -164,8 +170,8 @@ def _keys(by: GroupBy) -> list[ColumnElement[Any]]:
 
 
 def _order(by: GroupBy) -> list[ColumnElement[Any]]:
-    if by in ("day", "request"):
-        return [literal_column("key").asc()]
+    if by in _BY_TIME:  # the latest, when there are more than fit
+        return [literal_column("key").desc()]
     return [func.sum(_LEDGER.amount_nanos).desc(), literal_column("key").asc()]
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 import yaml
 
+from billing.config import BillingConfigError
+from billing.rates import RateBook
 from embergate.config import Config, ConfigError
 
 CONFIG_VARIABLE = "EMBERGATE_CONFIG"
@@ -22,6 +24,8 @@ DATA_DIR_VARIABLE = "EMBERGATE_DATA_DIR"
 CONFIG_NAME = "config.yaml"
 
 _MAX_CONFIG_BYTES = 1024 * 1024
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_ACCOUNT_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +96,8 @@ def decode_config(raw: bytes) -> Config:
         _check_number(path, name, value)
     _check_catalog(config)
     _check_replicas(config)
+    _check_accounts(config)
+    _check_billing(config)
     return config
 
 
@@ -201,7 +207,16 @@ def _check_number(path: str, name: str, value: float) -> None:
     if name in ("port", "base_port") and not 0 < value <= 65535:
         raise ConfigError(f"{path}: expected a port from 1 to 65535, got {value}")
     must_be_positive = name.startswith(("max_", "num_")) or name.endswith(
-        ("_timeout_s", "_bytes", "_per_minute", "weight", "block_size", "memory_gib", "_max_tokens")
+        (
+            "_timeout_s",
+            "probe_interval_s",
+            "_bytes",
+            "_per_minute",
+            "weight",
+            "block_size",
+            "memory_gib",
+            "_max_tokens",
+        )
     )
     if must_be_positive and value <= 0:
         raise ConfigError(f"{path}: expected a number above 0, got {value}")
@@ -249,3 +264,20 @@ def _check_replicas(config: Config) -> None:
     for index, model in enumerate(config.models):
         if not any(not address.models or model.id in address.models for address in addresses):
             raise ConfigError(f"models[{index}].id: no replica serves {model.id}")
+    device = replicas.device.device
+    if not _DEVICE.fullmatch(device):
+        raise ConfigError(f"replicas.device.device: expected auto, cpu, cuda or cuda:N, got {device!r}")
+
+
+def _check_accounts(config: Config) -> None:
+    for account_id in config.gateway.limits.accounts:
+        if not _ACCOUNT_ID.fullmatch(account_id):
+            raise ConfigError(f"gateway.limits.accounts.{account_id}: expected an account id, 32 hex digits")
+
+
+def _check_billing(config: Config) -> None:
+    """The counting house knows what it can price with."""
+    try:
+        RateBook.from_config(config.billing)
+    except BillingConfigError as error:
+        raise ConfigError(str(error)) from error

@@ -15,12 +15,13 @@ from pathlib import Path
 from billing.accounts import AccountDirectory
 from billing.store import Store, StoreError
 from embergate.children import plan_children
+from embergate.config import ModelConfig
 from embergate.config_file import CONFIG_VARIABLE, DATA_DIR_VARIABLE, Settings
 from embergate.dev_account import DevAccount, ensure_dev_account
 from embergate.embedded_model import prepare
 from embergate.layout import DataLayout
 from embergate.log_rotation import open_log, rotate, tail
-from embergate.preflight import check_data_dir, check_ports
+from embergate.preflight import check_data_dir, check_ports, warn_of_slowness
 from embergate.refusal import Refusal
 from embergate.run_state import (
     InstanceLock,
@@ -35,6 +36,7 @@ from embergate.supervisor import Supervisor
 from embergate.voice import Voice
 
 _LEFTOVER_TIMEOUT_S = 10.0
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def make_ready(settings: Settings, voice: Voice) -> tuple[InstanceLock, DevAccount]:
@@ -52,6 +54,7 @@ def make_ready(settings: Settings, voice: Voice) -> tuple[InstanceLock, DevAccou
             voice.say(f"Stopped what an earlier run had left behind: {', '.join(left)}.")
         state_file.remove()
         check_ports(config)
+        warn_of_slowness(config, voice)
         resolve_model(settings, voice)
         return lock, open_dev_account(settings)
     except BaseException:
@@ -68,10 +71,15 @@ def resolve_model(settings: Settings, voice: Voice) -> Path:
     model = settings.config.local_model
     if model.is_embedded:
         return prepare(DataLayout(settings.data_dir), model.form, voice.progress, voice.say)
-    path = (settings.path.parent / Path(model.source).expanduser()).resolve()
+    path = source_path(settings, model)
     if not path.exists():
         raise Refusal(f"the model {model.id} is not at {path}: set its source in config.yaml.")
     return path
+
+
+def source_path(settings: Settings, model: ModelConfig) -> Path:
+    """Where a model that is not embedded lies, relative to the configuration file."""
+    return (settings.path.parent / Path(model.source).expanduser()).resolve()
 
 
 def open_dev_account(settings: Settings) -> DevAccount:
@@ -108,11 +116,17 @@ def supervise(settings: Settings, say: Callable[[str], None], on_ready: Callable
             plan_children(settings), settings.config.supervisor, state_file, identity, say
         )
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, supervisor.stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
         await supervisor.run(on_ready)
 
-    asyncio.run(run())
+    # A signal that comes while the loop is being made waits for its handler.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    try:
+        asyncio.run(run())
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     state_file.remove()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import psutil
 from embergate.config import Config
 from embergate.disk import require_space
 from embergate.refusal import Refusal
+from embergate.voice import Voice
 
+_COMPILERS = ("cc", "gcc", "clang")
 _MIN_FREE_BYTES = 64 * 1024 * 1024
 
 
@@ -33,6 +36,16 @@ def check_data_dir(data_dir: Path) -> None:
             "change its owner, or set data_dir in config.yaml."
         )
     require_space(data_dir, _MIN_FREE_BYTES, "Embergate")
+
+
+def warn_of_slowness(config: Config, voice: Voice) -> None:
+    """Say what works but is slow, since nothing else would tell."""
+    wants_compiler = config.replicas.count and config.replicas.device.device in ("auto", "cpu")
+    if wants_compiler and not any(map(shutil.which, filter(None, (os.environ.get("CC"), *_COMPILERS)))):
+        voice.say(
+            "No C compiler was found: replicas on the CPU compute without native kernels, which is slow. "
+            "Install gcc or clang."
+        )
 
 
 def check_ports(config: Config) -> None:

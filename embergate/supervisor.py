@@ -86,7 +86,10 @@ class Supervisor:
     def stop(self) -> None:
         """Ask for an orderly stop; asked a second time, everything is killed at once."""
         if self._stopping.is_set():
+            self._report("Killing what still runs.")
             self._force.set()
+        else:
+            self._report("Stopping: requests in flight are answered first; once more kills at once ...")
         self._stopping.set()
 
     async def run(self, on_ready: Callable[[], None]) -> None:

@@ -119,8 +119,9 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
+        # A share of nothing still holds the likeliest token.
+        top_p=request.top_p or 1.0,
+        top_k=request.top_k if request.top_p else 1,
         min_p=request.min_p,
         seed=request.seed,
         frequency_penalty=request.frequency_penalty,

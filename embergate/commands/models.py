@@ -9,6 +9,7 @@ from embergate.commands.context import with_settings
 from embergate.config import ModelConfig
 from embergate.config_file import Settings
 from embergate.embedded_model import Form, find_damage, prepare
+from embergate.launch import source_path
 from embergate.layout import DataLayout
 from embergate.preflight import check_data_dir
 from embergate.terminal import print_json, print_table, voice
@@ -49,17 +50,27 @@ class CatalogRow(msgspec.Struct, frozen=True):
 
 
 def _describe(settings: Settings, model: ModelConfig) -> CatalogRow:
-    checkpoint = DataLayout(settings.data_dir).embedded_checkpoint(model.form)
-    damage = find_damage(checkpoint) if model.is_embedded else None
     addresses = settings.config.replica_addresses()
     return CatalogRow(
         id=model.id,
         form=model.form,
         source=model.source,
-        state=damage or "ready",
+        state=_state(settings, model),
         replicas=[address.id for address in addresses if not address.models or model.id in address.models],
         aliases=model.aliases,
     )
+
+
+def _state(settings: Settings, model: ModelConfig) -> str:
+    """Whether a model can be loaded as it is, in a word or a sentence."""
+    if not model.is_embedded:
+        path = source_path(settings, model)
+        return "ready" if path.exists() else f"missing: there is no {path}"
+    checkpoint = DataLayout(settings.data_dir).embedded_checkpoint(model.form)
+    if not checkpoint.exists():
+        return "prepared at the first start"
+    damage = find_damage(checkpoint)
+    return "ready" if damage is None else f"prepared anew at the next start: {damage}"
 
 
 @models.command(name="prepare")

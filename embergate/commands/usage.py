@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from billing.accounts import AccountDirectory
 from billing.money import format_nanos, places_of
 from billing.periods import Period
 from billing.reports import GroupBy, UsageRow, UsageSummary, usage_summary
@@ -11,6 +12,7 @@ from embergate.commands.books import open_store
 from embergate.commands.context import with_settings
 from embergate.commands.instants import Instant
 from embergate.config_file import Settings
+from embergate.refusal import Refusal
 from embergate.terminal import print_json, print_table, say
 
 _COLUMNS = ("requests", "prompt", "cached", "share", "completion", "cost", "without cache", "neurons")
@@ -26,16 +28,36 @@ _COLUMNS = ("requests", "prompt", "cached", "share", "completion", "cost", "with
     show_default=True,
     help="What a row is.",
 )
+@click.option("--until", type=Instant(), help="Only requests before then.")
+@click.option(
+    "--limit",
+    "max_rows",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="Rows at most: the latest requests and days, the dearest of others.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @with_settings
-def usage(settings: Settings, account_id: str | None, since: int | None, by: GroupBy, as_json: bool) -> None:
+def usage(
+    settings: Settings,
+    account_id: str | None,
+    since: int | None,
+    until: int | None,
+    by: GroupBy,
+    max_rows: int,
+    as_json: bool,
+) -> None:
     """Show what was used, and what it costs with and without the prefix cache."""
     with open_store(settings) as store:
+        if account_id is not None and AccountDirectory(store).find_account(account_id) is None:
+            raise Refusal(f"there is no account {account_id!r}")
         summary = usage_summary(
             store,
             by=by,
             account_id=account_id,
-            period=Period(start_us=since),
+            period=Period(start_us=since, end_us=until),
+            max_rows=max_rows,
             currency=settings.config.billing.currency,
         )
     if as_json:
@@ -53,7 +75,7 @@ def _print(summary: UsageSummary, by: GroupBy) -> None:
     rows = [_row(row, key, summary.currency, num_places) for key, row in shown]
     print_table((by, *_COLUMNS), rows, numeric=_COLUMNS)
     if summary.is_truncated:
-        say("There are more rows than these; narrow them with --since or --account.")
+        say("There are more rows: raise --limit, or narrow them with --since, --until, --account.")
 
 
 def _row(row: UsageRow, key: str, currency: str, num_places: int) -> tuple[str, ...]:

@@ -207,3 +207,27 @@ def test_a_model_that_is_not_there_is_refused(command_line: CommandLine) -> None
     assert f"the model {MODEL} is not at {command_line.home}/nowhere" in done.stderr
     (row,) = answer(command_line, "models", "list")
     assert row["source"] == "./nowhere"
+    assert row["state"] == f"missing: there is no {command_line.home}/nowhere"
+
+
+def test_a_model_that_the_first_start_prepares_is_said_so(command_line: CommandLine) -> None:
+    (row,) = answer(command_line, "models", "list")
+    assert row["state"] == "prepared at the first start"
+
+
+def test_usage_of_an_account_that_is_not_there_is_refused(command_line: CommandLine, account_id: str) -> None:
+    done = command_line.run("usage", "--account", "nope")
+    assert done.returncode == 1
+    assert done.stderr == "embergate: there is no account 'nope'\n"
+
+
+def test_usage_shows_the_latest_requests_within_its_limit(command_line: CommandLine, account_id: str) -> None:
+    shown = answer(command_line, "usage", "--by", "request", "--limit", "2")
+    assert [row["key"] for row in shown["rows"]] == ["request-1", "request-2"]
+    assert shown["is_truncated"]
+    until = answer(command_line, "usage", "--until", "2026-11-30T00:53:21Z")["total"]
+    assert until["num_requests"] == 1
+
+
+def test_a_negative_number_of_log_lines_is_refused(command_line: CommandLine) -> None:
+    assert command_line.run("logs", "-n", "-5").returncode == 2

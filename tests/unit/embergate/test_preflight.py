@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from embergate import disk
-from embergate.preflight import check_data_dir, check_port
+from embergate.config_file import decode_config
+from embergate.preflight import check_data_dir, check_port, warn_of_slowness
 from embergate.refusal import Refusal
+from embergate.voice import Voice
 from tests.support.ports import free_port
 
 
@@ -25,6 +27,22 @@ def test_a_taken_port_is_named_with_its_owner_and_its_key() -> None:
     assert f"port {port} is taken by " in message
     assert f"(process {os.getpid()})" in message
     assert "set gateway.port in config.yaml to a free one" in message
+
+
+def test_a_missing_compiler_is_said_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    voice = Voice(say=said.append, progress=lambda share, what: None)
+    config = decode_config(b"models: [{id: m}]")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    warn_of_slowness(config, voice)
+    assert "Install gcc or clang" in said[0]
+    compiler = tmp_path / "gcc"
+    compiler.touch(mode=0o755)
+    warn_of_slowness(config, voice)
+    assert len(said) == 1
 
 
 def test_a_free_port_passes() -> None:

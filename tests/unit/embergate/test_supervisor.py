@@ -88,7 +88,9 @@ async def test_everything_becomes_ready_and_stops_in_order(tmp_path: Path) -> No
         watcher.stop()
 
     await watcher.run(on_ready)
-    assert sorted(line.split(" is ready")[0] for line in reported) == ["gateway", "replica-0", "replica-1"]
+    *ready, stopping = reported
+    assert sorted(line.split(" is ready")[0] for line in ready) == ["gateway", "replica-0", "replica-1"]
+    assert stopping.startswith("Stopping: requests in flight are answered first; once more kills at once")
     stopped = [line for line in (tmp_path / "journal").read_text().splitlines() if "stopped" in line]
     assert stopped[0] == "gateway stopped"
     assert sorted(stopped[1:]) == ["replica-0 stopped", "replica-1 stopped"]

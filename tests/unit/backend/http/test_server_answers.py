@@ -209,6 +209,9 @@ async def test_all_sampling_parameters_reach_the_engine(replica: Replica) -> Non
     assert (sampling.repetition_penalty, sampling.seed, sampling.max_tokens) == (1.1, 3, 9)
     assert sampling.logit_bias == {5: -100.0}
     assert sampling.ignore_eos
+    await replica.complete(top_p=0, top_k=40)
+    nearly_greedy = replica.engine.requests[1].sampling
+    assert (nearly_greedy.top_p, nearly_greedy.top_k) == (1.0, 1), "a share of nothing is the likeliest token"
     assert sampling.num_logprobs is None
     assert request.cache_salt == b"salt"
     assert request.reject_if_busy
