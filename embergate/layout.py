@@ -48,3 +48,7 @@ class DataLayout(msgspec.Struct, frozen=True):
     def embedded_checkpoint(self, form: str) -> Path:
         """The checkpoint directory of the embedded model in ``form`` (``kimi`` or ``llama``)."""
         return self.embedded_dir / form
+
+    def tiny_checkpoint(self, form: str) -> Path:
+        """The checkpoint directory of the tiny model in ``form`` (``bf16``, ``fp8`` or ``int4``)."""
+        return self.models_dir / "kimi-k2.5-tiny" / form

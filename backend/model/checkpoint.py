@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from backend.model.errors import ModelLoadError
-
-CONFIG = "config.json"
-_SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+from backend.model.headers import INDEX, SINGLE, read_object
 
 
 class SafetensorsCheckpoint:
@@ -30,10 +26,10 @@ class SafetensorsCheckpoint:
         index = directory / INDEX
         if index.is_file():
             self._files = self._read_index(index)
-        elif (directory / _SINGLE).is_file():
-            self._files = dict.fromkeys(self._shard(_SINGLE).keys(), _SINGLE)
+        elif (directory / SINGLE).is_file():
+            self._files = dict.fromkeys(self._shard(SINGLE).keys(), SINGLE)
         else:
-            raise ModelLoadError(f"{directory}: neither {_SINGLE} nor {INDEX} is there")
+            raise ModelLoadError(f"{directory}: neither {SINGLE} nor {INDEX} is there")
 
     @property
     def names(self) -> Collection[str]:
@@ -62,7 +58,7 @@ class SafetensorsCheckpoint:
         return self._open[1]
 
     def _read_index(self, index: Path) -> dict[str, str]:
-        files = read_json(index).get("weight_map")
+        files = read_object(index).get("weight_map")
         if not isinstance(files, dict):
             raise ModelLoadError(f"{index}: weight_map: missing")
         for file in sorted(set(files.values())):
@@ -75,20 +71,3 @@ class SafetensorsCheckpoint:
             if absent:
                 raise ModelLoadError(f"{self._directory / file}: {absent[0]}: missing (named by {INDEX})")
         return files
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    """Decode a JSON object.
-
-    Raises:
-        ModelLoadError: when the file is missing or is not one.
-    """
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelLoadError(f"{path}: missing") from None
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"{path}: must be a JSON object")
-    return content

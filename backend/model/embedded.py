@@ -27,10 +27,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from backend.model.checkpoint import CONFIG
 from backend.model.config import EXTENSION_FORMAT, ModelConfig
 from backend.model.errors import UnsupportedModelError
 from backend.model.gguf_file import GgufFile
+from backend.model.headers import CONFIG
 from backend.model.quant import GROUP_SIZE, AffineBlocks, Matrix, select_rows, to_float
 from backend.model.staged import require_room, staged, write_json
 from backend.text.gguf_tokenizer import build_tokenizer, build_tokenizer_config

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backend.model.attention import GroupedQueryAttention
-from backend.model.checkpoint import CONFIG, SafetensorsCheckpoint, read_json
+from backend.model.checkpoint import SafetensorsCheckpoint
 from backend.model.config import ModelConfig, parse_config
 from backend.model.errors import ModelLoadError, UnsupportedModelError
 from backend.model.gguf_file import GgufFile
+from backend.model.headers import CONFIG, read_object
 from backend.model.linear import build_embedding_and_head
 from backend.model.mla import LatentAttention
 from backend.model.mlp import DenseMlp
@@ -138,10 +139,10 @@ def _leave_out_vision(reader: WeightReader, path: Path) -> None:
 
 def _with_generation_config(directory: Path) -> dict[str, object]:
     """``config.json`` with the end-of-sequence ids of ``generation_config.json``, which is the later word."""
-    fields = dict(read_json(directory / CONFIG))
+    fields = dict(read_object(directory / CONFIG))
     generation = directory / "generation_config.json"
     if generation.is_file():
-        eos = read_json(generation).get("eos_token_id")
+        eos = read_object(generation).get("eos_token_id")
         if eos is not None:
             fields["eos_token_id"] = eos
     return fields

@@ -7,16 +7,13 @@ from collections.abc import Collection
 from torch import Tensor
 
 from backend.model.errors import ModelLoadError
+from backend.model.tensor_names import plain_name
 from backend.model.weights import TensorSource
-
-_PREFIX = "language_model."
 
 
 class TextTensors:
-    """Names without the ``language_model.`` that models with a vision tower put before them.
-
-    ``language_model.model.layers.0`` and the variant ``language_model.layers.0`` both become
-    ``model.layers.0``; ``language_model.lm_head`` becomes ``lm_head``. Other names stay.
+    """Names without the ``language_model.`` that models with a vision tower put before them; see
+    :func:`backend.model.tensor_names.plain_name`.
 
     Raises:
         ModelLoadError: when two tensors become the same one.
@@ -40,11 +37,3 @@ class TextTensors:
 
     def read(self, name: str) -> Tensor:
         return self._source.read(self._stored[name])
-
-
-def plain_name(stored: str) -> str:
-    """The name of a tensor in a checkpoint that is a language model and nothing else."""
-    if not stored.startswith(_PREFIX):
-        return stored
-    inner = stored.removeprefix(_PREFIX)
-    return inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from backend.model.checkpoint import CONFIG, INDEX
+from backend.model.headers import CONFIG, INDEX
 from backend.model.kimi_layout import WeightSlot, list_shards
 from backend.model.quant_config import FP8_BLOCK
 from backend.model.staged import require_room, staged, write_json

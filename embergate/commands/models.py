@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from embergate.commands.context import with_settings
+from embergate.commands.model_tools import make_tiny, plan
 from embergate.config import ModelConfig
 from embergate.config_file import Settings
 from embergate.embedded_model import Form, find_damage, prepare
@@ -17,7 +18,11 @@ from embergate.terminal import print_json, print_table, voice
 
 @click.group()
 def models() -> None:
-    """List the catalog and prepare the embedded model."""
+    """List the catalog, prepare the embedded model, make small ones and plan large ones."""
+
+
+models.add_command(make_tiny)
+models.add_command(plan)
 
 
 @models.command(name="list")
