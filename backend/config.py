@@ -83,6 +83,20 @@ class TextConfig(_Section, frozen=True):
     adds_default_system: bool = False
 
 
+class GrammarConfig(_Section, frozen=True):
+    """Answers held to a form (JSON schemas, tool calls that must be made). Sizes in characters.
+
+    ``max_schema_chars``: all schemas of one request together. ``max_compile_s``: how long a request waits
+    for its grammar. ``max_pending_compiles``: requests that may wait for one at a time. ``max_cached``:
+    compiled grammars kept, in each of a replica's two processes.
+    """
+
+    max_schema_chars: int = 131_072
+    max_compile_s: float = 10.0
+    max_pending_compiles: int = 64
+    max_cached: int = 256
+
+
 class TelemetryConfig(_Section, frozen=True):
     otlp_endpoint: str = ""
     service_name: str = "embergate-replica"
@@ -111,4 +125,5 @@ class BackendConfig(_Section, frozen=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     device: DeviceConfig = DeviceConfig()
     text: TextConfig = TextConfig()
+    grammar: GrammarConfig = GrammarConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

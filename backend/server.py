@@ -19,7 +19,7 @@ from aiohttp import web
 
 from backend.config import BackendConfig
 from backend.engine.client import EngineClient, EngineStartError
-from backend.engine.messages import StartProgress
+from backend.engine.messages import EngineInfo, StartProgress
 from backend.http.calls import Calls
 from backend.http.completions import Completions
 from backend.http.engine_port import Engine
@@ -30,6 +30,8 @@ from backend.http.state import ReplicaState
 from backend.metrics import ReplicaMetrics
 from backend.recent_usages import RecentUsageLog
 from backend.telemetry import Telemetry, build_telemetry
+from backend.text.grammar_compiler import GrammarCompiler
+from backend.text.grammar_tokenizer import build_grammar_tokenizer
 from backend.text.model_text import ModelTextError, load_model_text
 
 StartEngine = Callable[[BackendConfig], Awaitable[Engine]]
@@ -57,7 +59,7 @@ async def start_engine(config: BackendConfig) -> Engine:
     return await EngineClient.start(config, report)
 
 
-def load_prompt_encoder(config: BackendConfig, vocab_size: int) -> PromptEncoder:
+def load_prompt_encoder(config: BackendConfig, info: EngineInfo) -> PromptEncoder:
     """Read tokenizer and chat template of the checkpoint. Blocks for a fraction of a second.
 
     Raises:
@@ -67,12 +69,15 @@ def load_prompt_encoder(config: BackendConfig, vocab_size: int) -> PromptEncoder
         text = load_model_text(
             Path(config.model.path),
             cache_chars=config.text.encode_cache_chars,
-            vocab_size=vocab_size,
+            vocab_size=info.vocab_size,
             adds_default_system=config.text.adds_default_system,
         )
     except ModelTextError as error:
         raise ReplicaStartError(str(error)) from error
-    return PromptEncoder(text, max_inline_chars=config.text.max_inline_chars)
+    grammars = GrammarCompiler(
+        lambda: build_grammar_tokenizer(text, info.eos_token_ids), text.call_marks, config.grammar
+    )
+    return PromptEncoder(text, grammars, max_inline_chars=config.text.max_inline_chars)
 
 
 class ReplicaServer:
@@ -144,8 +149,7 @@ class ReplicaServer:
             self._engine = await self._start_engine(self._config)
         except EngineStartError as error:
             raise ReplicaStartError(str(error)) from error
-        vocab_size = self._engine.info.vocab_size
-        self._prompts = await asyncio.to_thread(load_prompt_encoder, self._config, vocab_size)
+        self._prompts = await asyncio.to_thread(load_prompt_encoder, self._config, self._engine.info)
         self._state.become_ready(self._engine, self._prompts)
         _log.info("ready", extra={"fields": {"model": self._config.model.served_as}})
 

@@ -16,6 +16,7 @@ from backend.config import (
     BackendConfig,
     CacheConfig,
     DeviceConfig,
+    GrammarConfig,
     ModelSource,
     SchedulerConfig,
     TelemetryConfig,
@@ -77,6 +78,7 @@ class ReplicasConfig(_Section, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     device: DeviceConfig = DeviceConfig()
     text: TextConfig = TextConfig()
+    grammar: GrammarConfig = GrammarConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     addresses: list[ReplicaAddress] = []
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from backend.config import BackendConfig, CacheConfig
 from backend.engine.block_pool import BlockPool
+from backend.engine.grammars import GrammarPool
 from backend.engine.messages import EngineInfo, EngineStats, RefusalCode, SequenceRequest, TokenOutput
 from backend.engine.pace import PrefillPace
 from backend.engine.prefix_cache import DIGEST_BYTES, PrefixCache
@@ -106,21 +107,21 @@ class Engine:
         *,
         clock_s: Callable[[], float],
         draw_seed: Callable[[], int],
+        grammars: GrammarPool | None = None,
     ) -> None:
         """Build the decisions and allocate the runner's KV cache.
 
         Args:
             clock_s: monotonic seconds.
             draw_seed: a fresh seed for each sequence that brings none.
+            grammars: of the model; without them sequences that have a grammar are refused.
 
         Raises:
             ValueError: naming the setting that cannot work.
         """
         model, cache, limits = runner.info, config.cache, config.scheduler
         max_model_len = min(config.model.max_model_len, model.max_model_len)
-        num_blocks = choose_num_blocks(
-            cache, model.kv_bytes_per_token, max_model_len, model.kv_memory_bytes
-        )
+        num_blocks = choose_num_blocks(cache, model.kv_bytes_per_token, max_model_len, model.kv_memory_bytes)
         self._limits = SchedulerLimits(
             block_size=cache.block_size,
             max_model_len=max_model_len,
@@ -148,7 +149,8 @@ class Engine:
         self._cache = PrefixCache(cache.block_size) if cache.enable_prefix_cache else None
         self._pool = BlockPool(num_blocks, self._cache)
         self._scheduler = Scheduler(self._limits, self._pool, self._cache)
-        self._sampler = Sampler(draw_seed)
+        self._sampler = Sampler(draw_seed, grammars)
+        self._has_grammars = grammars is not None
         self._pace = PrefillPace(limits.max_mixed_step_s)
         self._outputs: list[TokenOutput] = []
         self._num_requests = self._num_aborts = self._num_refusals = self._num_steps = 0
@@ -164,11 +166,12 @@ class Engine:
         """Queue a sequence, or put out its refusal."""
         self._num_requests += 1
         try:
-            refuse_invalid(request, self.info.vocab_size)
+            refuse_invalid(request, self.info.vocab_size, has_grammars=self._has_grammars)
             if request.media and not self.info.has_vision:
                 raise RefusedError("invalid_request", "media: this model takes text only")
             sequence = Sequence(request, eos_token_ids=self.info.eos_token_ids, arrived_at_s=self._clock_s())
             self._scheduler.add(sequence, reject_if_busy=request.reject_if_busy)
+            self._sampler.expect(sequence)
         except RefusedError as refusal:
             self._put_refusal(request.sequence_id, refusal.code, refusal.message)
 
@@ -207,7 +210,8 @@ class Engine:
             if watch is not None and watch.failure is not None:
                 raise watch.failure from None
             return
-        self._scheduler.commit(step, [row.token_id for row in sampled])
+        complete = {sequence for sequence, row in zip(step.rows, sampled, strict=True) if row.is_last}
+        self._scheduler.commit(step, [row.token_id for row in sampled], complete)
         for sequence, row in zip(step.rows, sampled, strict=True):
             self._put_token(sequence, row)
         self._num_steps += 1
@@ -278,7 +282,7 @@ class Engine:
         for row, result in zip(open_rows, results, strict=True):
             sampled[row] = result
             if not result.is_usable:
-                self._fail(sequences[row], "the model's output for this sequence is not a number")
+                self._fail(sequences[row], result.problem)
         return sampled
 
     def _compute_one_by_one(self, step: Step, should_stop: ShouldStop | None) -> list[Sampled]:
@@ -325,6 +329,7 @@ class Engine:
                 sequence_id=sequence.sequence_id,
                 token_ids=[row.token_id],
                 finish_reason=sequence.finish_reason,
+                is_last_text=row.is_last and row.token_id not in sequence.stop_token_ids,
                 cached_prompt_tokens=sequence.cached_prompt_tokens or 0,
                 logprobs=None if row.logprobs is None else [row.logprobs],
                 queue_wait_s=sequence.queue_wait_s or 0.0,
@@ -367,7 +372,7 @@ class _Watch:
         return all(sequence.finish_reason is not None for sequence in self._sequences)
 
 
-def refuse_invalid(request: SequenceRequest, vocab_size: int) -> None:
+def refuse_invalid(request: SequenceRequest, vocab_size: int, *, has_grammars: bool = True) -> None:
     """Check what would otherwise fail inside of a step, where it could harm others.
 
     Raises:
@@ -394,6 +399,8 @@ def refuse_invalid(request: SequenceRequest, vocab_size: int) -> None:
             "over 0",
         ),
         ("num_logprobs", (sampling.num_logprobs or 0) >= 0, "at least 0"),
+        ("grammar", has_grammars or not sampling.grammar, "empty: this engine has no vocabulary for one"),
+        ("ignore_eos", not (sampling.ignore_eos and sampling.grammar), "false with a grammar"),
         (
             "logit_bias",
             all(0 <= token < vocab_size and is_number(bias) for token, bias in sampling.logit_bias.items()),

@@ -32,6 +32,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     ``repetition_penalty`` at the prompt too. ``num_logprobs`` None asks for no log probabilities, 0 for those
     of the chosen tokens only, N for the N likeliest as well; they are the log-softmax of the model's own
     logits, before bias, penalties and temperature. ``max_tokens`` counts generated tokens, at least 1.
+    ``grammar`` (in a form of llguidance) holds the generated tokens to it: the sequence stops when it is
+    complete, or at an end-of-sequence token where it could be; it does not go with ``ignore_eos``.
     """
 
     max_tokens: int
@@ -47,6 +49,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     num_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: str = ""
 
 
 class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -114,7 +117,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """New tokens of one sequence; the one with a ``finish_reason`` is its last.
 
     ``token_ids`` are all generated tokens, to be counted as completion tokens. With ``finish_reason`` "stop"
-    the last of them is the stop token (end of sequence or one of ``stop_token_ids``), which is not text.
+    the last of them is the stop token (end of sequence or one of ``stop_token_ids``), which is not text,
+    unless ``is_last_text``: the sequence's grammar was complete with it.
     ``logprobs`` has one entry per token when asked for. ``cached_prompt_tokens`` was fixed at first admission
     (0 for a sequence that ended before it). ``queue_wait_s``: from arrival to first admission.
     ``refusal`` is set when the sequence was never admitted, ``message`` says why in one sentence (also for
@@ -124,6 +128,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     sequence_id: int
     token_ids: list[int] = []
     finish_reason: SequenceFinish | None = None
+    is_last_text: bool = False
     cached_prompt_tokens: int = 0
     logprobs: list[TokenLogprobs] | None = None
     queue_wait_s: float = 0.0

@@ -1,8 +1,8 @@
 """From logits to one token per sequence.
 
-Order of operations on a row: logit bias, repetition penalty, frequency and presence penalties, temperature,
-softmax, then min_p and top_k, then top_p over what they left. Reported log probabilities are the log-softmax
-of the model's own logits, before any of this.
+Order of operations on a row: the mask of the sequence's grammar, logit bias, repetition penalty, frequency
+and presence penalties, temperature, softmax, then min_p and top_k, then top_p over what they left. Reported
+log probabilities are the log-softmax of the model's own logits, before any of this.
 
 Randomness is counter-based: the draw for a token is a hash of the sequence's seed and the number of tokens it
 has generated, so it does not depend on what else is in the batch, on preemption, or on earlier draws.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from backend.engine.grammars import GrammarError, GrammarPool, TokenGrammar
 from backend.engine.messages import SamplingParams, TokenLogprobs
 from backend.engine.sequence import Sequence
 
@@ -42,11 +43,16 @@ _COUNTER = struct.Struct("<QQ")
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What was chosen for one row. ``is_usable`` is False when its logits have no finite maximum."""
+    """What was chosen for one row. ``is_usable`` is False when nothing can be: ``problem`` says why.
+
+    ``is_last``: the sequence's grammar is complete with it.
+    """
 
     token_id: int
     is_usable: bool
     logprobs: TokenLogprobs | None = None
+    is_last: bool = False
+    problem: str = "the model's output for this sequence is not a number"
 
 
 def uniform(seed: int, counter: int) -> float:
@@ -56,11 +62,22 @@ def uniform(seed: int, counter: int) -> float:
 
 
 class Sampler:
-    """Samples for every running sequence; keeps what it must remember of each until :meth:`forget`."""
+    """Samples for every running sequence; keeps what it must remember of each until :meth:`forget`.
 
-    def __init__(self, draw_seed: Callable[[], int]) -> None:
+    Args:
+        draw_seed: a fresh seed for each sequence that brings none.
+        grammars: of the model; None when no sequence has one.
+    """
+
+    def __init__(self, draw_seed: Callable[[], int], grammars: GrammarPool | None = None) -> None:
         self._draw_seed = draw_seed
+        self._grammars = grammars
         self._rows: dict[int, _Row] = {}
+
+    def expect(self, sequence: Sequence) -> None:
+        """Prepare for a sequence that will be sampled for."""
+        if self._grammars is not None and sequence.sampling.grammar:
+            self._grammars.prepare(sequence.sampling.grammar)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, sequences: ListOf[Sequence]) -> list[Sampled]:
@@ -74,6 +91,7 @@ class Sampler:
         if all(row.is_plain for row in rows):
             return _greedy(logits)
         report = _LogprobReport(logits, [row.sampling.num_logprobs for row in rows])
+        problems = self._mask(logits, rows, sequences)
         for index, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
             if row.changes_logits:
                 row.adjust(logits[index], sequence)
@@ -88,7 +106,11 @@ class Sampler:
             )
             for i, token_id in zip(drawing, token_ids, strict=True):
                 sampled[i] = Sampled(token_id, True)
-        return report.attach(sampled)
+        sampled = report.attach(sampled)
+        for i, row in enumerate(rows):
+            if row.grammar is not None or i in problems:
+                sampled[i] = _follow(row.grammar, sampled[i], problems.get(i))
+        return sampled
 
     def forget(self, sequence_id: int) -> None:
         """Drop what is remembered of a sequence that ended; does nothing when that is nothing."""
@@ -97,6 +119,26 @@ class Sampler:
     @property
     def num_remembered(self) -> int:
         return len(self._rows)
+
+    def _mask(self, logits: Tensor, rows: ListOf[_Row], sequences: ListOf[Sequence]) -> dict[int, str]:
+        """Forbid what grammars do not allow; what is wrong with the rows where that is impossible."""
+        problems: dict[int, str] = {}
+        masked: list[int] = []
+        for index, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
+            if not row.sampling.grammar or self._grammars is None:
+                continue
+            try:
+                if row.grammar is None:
+                    row.grammar = self._grammars.new(row.sampling.grammar)
+                row.grammar.follow(sequence)
+                row.grammar.fill(self._grammars.mask(len(masked)))
+            except GrammarError as error:
+                problems[index] = str(error)
+            else:
+                masked.append(index)
+        if self._grammars is not None:
+            self._grammars.forbid(logits, masked)
+        return problems
 
     def _remember(self, sequence: Sequence) -> _Row:
         row = _Row(sequence, self._draw_seed)
@@ -111,6 +153,7 @@ class _Row:
         "bias",
         "changes_logits",
         "generated",
+        "grammar",
         "is_greedy",
         "is_plain",
         "num_counted",
@@ -134,7 +177,13 @@ class _Row:
                 torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32),
             )
         self.changes_logits = self.bias is not None or has_penalty or self.seen is not None
-        self.is_plain = self.is_greedy and not self.changes_logits and sampling.num_logprobs is None
+        self.grammar: TokenGrammar | None = None
+        self.is_plain = (
+            self.is_greedy
+            and not self.changes_logits
+            and sampling.num_logprobs is None
+            and not sampling.grammar
+        )
         self.num_counted = sequence.num_prompt_tokens
         if self.seen is not None:
             self.seen.count(sequence.token_ids[: self.num_counted])
@@ -184,6 +233,19 @@ class _Tally:
         num_distinct = len(self._place_by_id)
         ids, counts = self._ids[:num_distinct], self._counts[:num_distinct]
         return torch.from_numpy(ids).to(device), torch.from_numpy(counts).to(device)
+
+
+def _follow(grammar: TokenGrammar | None, sampled: Sampled, problem: str | None) -> Sampled:
+    """Go on in a grammar by what was sampled; whether that completes it."""
+    if grammar is None or problem is not None:
+        return Sampled(0, False, problem=problem or sampled.problem)
+    if not sampled.is_usable:
+        return sampled
+    try:
+        grammar.accept(sampled.token_id)
+    except GrammarError as error:
+        return Sampled(0, False, problem=str(error))
+    return replace(sampled, is_last=grammar.is_complete)
 
 
 class _LogprobReport:

@@ -21,6 +21,7 @@ A step is :meth:`Scheduler.plan`, then the model, then :meth:`Scheduler.commit`;
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
@@ -220,10 +221,12 @@ class Scheduler:
             self._admit(step)
         return step.build()
 
-    def commit(self, step: Step, token_ids: ListOf[int]) -> None:
+    def commit(
+        self, step: Step, token_ids: ListOf[int], complete: Collection[Sequence] = frozenset()
+    ) -> None:
         """Take in the result of a step: ``token_ids`` has one new token per row of ``step.rows``.
 
-        Sequences that ended since the step was planned are left alone.
+        Those of ``complete`` stop with it. Sequences that ended since the step was planned are left alone.
         """
         tokens = iter(token_ids)
         for chunk, sequence in zip(step.plan.chunks, step.sequences, strict=True):
@@ -236,7 +239,7 @@ class Scheduler:
             if self._cache is not None:
                 self._cache.register_full_blocks(sequence)
             if token_id is not None:
-                self._append(sequence, token_id)
+                self._append(sequence, token_id, is_last=sequence in complete)
 
     def check_invariants(self) -> None:
         """Raise InvariantError with the first thing that does not add up. O(blocks); for idle moments."""
@@ -350,10 +353,10 @@ class Scheduler:
             self._cache.claim(sequence)
         self._running.append(sequence)
 
-    def _append(self, sequence: Sequence, token_id: int) -> None:
+    def _append(self, sequence: Sequence, token_id: int, *, is_last: bool) -> None:
         sequence.token_ids.append(token_id)
         self.counters.num_completion_tokens += 1
-        if token_id in sequence.stop_token_ids:
+        if is_last or token_id in sequence.stop_token_ids:
             self._end(sequence, "stop")
         elif (
             sequence.num_generated_tokens >= sequence.sampling.max_tokens

@@ -21,12 +21,15 @@ import time
 import traceback
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
+from pathlib import Path
 
 import msgspec
+from llguidance import LLTokenizer
 
 from backend.config import BackendConfig
 from backend.engine.engine import Engine, StepRunner
 from backend.engine.frames import FrameBuffer, encode_frame
+from backend.engine.grammars import GrammarPool
 from backend.engine.messages import (
     AbortSequences,
     Configure,
@@ -38,6 +41,8 @@ from backend.engine.messages import (
     ToEngine,
 )
 from backend.telemetry import configure_logging
+from backend.text.grammar_tokenizer import build_grammar_tokenizer
+from backend.text.model_text import load_model_text
 
 IDLE_CHECK_AFTER_S = 1.0
 """Without work for this long, the engine checks its books once."""
@@ -46,6 +51,7 @@ _READ_BYTES = 1 << 18
 _logger = logging.getLogger("backend.engine")
 
 LoadRunner = Callable[[BackendConfig], StepRunner]
+LoadGrammars = Callable[[BackendConfig, StepRunner], GrammarPool]
 
 
 class ParentGoneError(Exception):
@@ -140,11 +146,11 @@ class EngineLoop:
                 self._engine.abort(sequence_id)
 
 
-def serve(sock: socket.socket, load_runner: LoadRunner) -> int:
+def serve(sock: socket.socket, load_runner: LoadRunner, load_grammars: LoadGrammars | None = None) -> int:
     """Be the engine process at this end of ``sock``; returns the exit code."""
     channel = Channel(sock)
     try:
-        engine = _start(channel, load_runner)
+        engine = _start(channel, load_runner, load_grammars)
         if engine is None:
             return 1
         EngineLoop(engine, channel).run()
@@ -156,13 +162,19 @@ def serve(sock: socket.socket, load_runner: LoadRunner) -> int:
     return 0
 
 
-def _start(channel: Channel, load_runner: LoadRunner) -> Engine | None:
+def _start(channel: Channel, load_runner: LoadRunner, load_grammars: LoadGrammars | None) -> Engine | None:
     config = _receive_config(channel)
     try:
         channel.send(StartProgress(0.0, "loading the model"))
         runner = load_runner(config)
         channel.send(StartProgress(0.9, "allocating the KV cache"))
-        engine = Engine(runner, config, clock_s=time.monotonic, draw_seed=lambda: secrets.randbits(63))
+        engine = Engine(
+            runner,
+            config,
+            clock_s=time.monotonic,
+            draw_seed=lambda: secrets.randbits(63),
+            grammars=None if load_grammars is None else load_grammars(config, runner),
+        )
     except ParentGoneError:
         raise
     except Exception as error:  # whatever it is, the parent must be able to say it
@@ -198,6 +210,17 @@ def describe_failure(error: Exception) -> str:
     return f"{type(error).__name__} at " + " < ".join(reversed(places))
 
 
+def load_grammars(config: BackendConfig, runner: StepRunner) -> GrammarPool:
+    """The grammars of the model that was loaded; its vocabulary is read in their thread."""
+    info = runner.info
+
+    def build() -> LLTokenizer:
+        text = load_model_text(Path(config.model.path), cache_chars=0, vocab_size=info.vocab_size)
+        return build_grammar_tokenizer(text, info.eos_token_ids)
+
+    return GrammarPool(build, max_rows=config.scheduler.max_running, max_cached=config.grammar.max_cached)
+
+
 def main(arguments: ListOf[str], load_runner: LoadRunner) -> int:
     """The process: leave signals to the parent, log to standard error, serve."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -210,7 +233,7 @@ def main(arguments: ListOf[str], load_runner: LoadRunner) -> int:
         return load_runner(config)
 
     with sock:
-        return serve(sock, load)
+        return serve(sock, load, load_grammars)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from backend.config import BackendConfig
 from backend.engine.client import EngineDiedError, SequenceRefusedError
 from backend.http.answers import as_replica_error, send_stream, send_whole
 from backend.http.calls import Call, Calls, error_word
+from backend.http.demands import read_demands
 from backend.http.engine_port import Engine
 from backend.http.errors import ReplicaError
 from backend.http.generation import Delta, Generation, GenerationFailedError, GenerationPlan
@@ -27,6 +28,7 @@ from backend.http.requests import (
 )
 from backend.http.state import ReplicaState
 from backend.telemetry import Telemetry
+from backend.text.answer_rules import AnswerRules
 from backend.wire import ReplicaRequest
 
 
@@ -51,9 +53,10 @@ class Completions:
         body = await http.read()
         request = decode_request(body)
         check_request(request, self._config)
+        rules = read_demands(request)
         call = self._open(request, http, engine)
         try:
-            plan = await self._plan(request, len(body), engine, prompts)
+            plan = await self._plan(request, rules, len(body), engine, prompts)
             first = await self._begin(call, plan, engine, prompts)
             send = send_stream if request.stream else send_whole
             return await send(http, call, first, self._calls, prompts.text.token_bytes,
@@ -76,14 +79,20 @@ class Completions:
             raise
 
     async def _plan(
-        self, request: ReplicaRequest, num_body_bytes: int, engine: Engine, prompts: PromptEncoder
+        self,
+        request: ReplicaRequest,
+        rules: AnswerRules,
+        num_body_bytes: int,
+        engine: Engine,
+        prompts: PromptEncoder,
     ) -> GenerationPlan:
         info = engine.info
         prompt = await prompts.encode(request, num_body_bytes)
         max_tokens = choose_max_tokens(request, len(prompt.token_ids), info)
+        grammar = await prompts.grammar(rules, prompt)
         return GenerationPlan(
             prompt_token_ids=prompt.token_ids,
-            sampling=sampling_params(request, max_tokens, info, prompts.text.stop_token_ids),
+            sampling=sampling_params(request, max_tokens, info, prompts.text.stop_token_ids, grammar),
             num_choices=request.n,
             stops=compile_stops(request),
             form=prompt.form,

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from backend.http.errors import bad_request, unsupported
+from backend.http.errors import bad_request, refused, unsupported
+from backend.text.answer_rules import AnswerRules
+from backend.text.grammar_compiler import BadGrammarError, CompilerBusyError, GrammarCompiler
 from backend.text.messages import BadMessageError
 from backend.text.prompt import Conversation, ModelText, Prompt
 from backend.wire import ReplicaRequest
@@ -20,11 +22,13 @@ class PromptEncoder:
 
     Args:
         text: the model's text side.
+        grammars: compiles what answers are held to.
         max_inline_chars: a longer request is encoded in the thread.
     """
 
-    def __init__(self, text: ModelText, *, max_inline_chars: int) -> None:
+    def __init__(self, text: ModelText, grammars: GrammarCompiler, *, max_inline_chars: int) -> None:
         self.text = text
+        self._grammars = grammars
         self._max_inline_chars = max_inline_chars
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
 
@@ -46,7 +50,24 @@ class PromptEncoder:
         except BadMessageError as error:
             raise bad_request(error.param, str(error)) from error
 
+    async def grammar(self, rules: AnswerRules, prompt: Prompt) -> str:
+        """The grammar of an answer to ``prompt``; empty when it may be anything.
+
+        Raises:
+            ReplicaError: 400 naming the field and the keyword that no grammar can be made of, 429 when too
+                many wait for theirs.
+        """
+        if rules.is_free:
+            return ""
+        try:
+            return await self._grammars.compile(rules, reasoning_end=prompt.reasoning_end)
+        except BadGrammarError as error:
+            raise bad_request(error.param, str(error), "unsupported_schema") from error
+        except CompilerBusyError as error:
+            raise refused("queue_full", "too many requests wait for their JSON schemas") from error
+
     def close(self) -> None:
+        self._grammars.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _encode(self, request: ReplicaRequest) -> Prompt:

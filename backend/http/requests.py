@@ -13,7 +13,7 @@ import msgspec
 
 from backend.config import BackendConfig
 from backend.engine.messages import EngineInfo, SamplingParams
-from backend.http.errors import bad_request, context_length_exceeded, unsupported
+from backend.http.errors import bad_request, context_length_exceeded
 from backend.text.stop_strings import StopStrings
 from backend.wire import ReplicaRequest
 
@@ -69,7 +69,6 @@ def check_request(request: ReplicaRequest, config: BackendConfig) -> None:
     if request.top_logprobs and not request.logprobs:
         raise bad_request("top_logprobs", "needs logprobs to be true")
     _check_stops(request.stop, config)
-    _check_unsupported(request)
 
 
 def _check_stops(stops: list[str], config: BackendConfig) -> None:
@@ -79,15 +78,6 @@ def _check_stops(stops: list[str], config: BackendConfig) -> None:
         raise bad_request("stop", f"at most {config.text.max_stop_chars} characters are allowed")
     if not all(stops):
         raise bad_request("stop", "an empty string would stop every answer")
-
-
-def _check_unsupported(request: ReplicaRequest) -> None:
-    """Refuse what would be silently ignored otherwise."""
-    kind = (request.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise unsupported("response_format.type", f"{kind!r} is not supported by this model, only 'text'")
-    if request.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "this model cannot be made to call a tool; use 'auto' or 'none'")
 
 
 def compile_stops(request: ReplicaRequest) -> StopStrings | None:
@@ -109,7 +99,11 @@ def choose_max_tokens(request: ReplicaRequest, num_prompt_tokens: int, info: Eng
 
 
 def sampling_params(
-    request: ReplicaRequest, max_tokens: int, info: EngineInfo, stop_token_ids: tuple[int, ...] = ()
+    request: ReplicaRequest,
+    max_tokens: int,
+    info: EngineInfo,
+    stop_token_ids: tuple[int, ...] = (),
+    grammar: str = "",
 ) -> SamplingParams:
     """The engine's parameters for choice 0; ``stop_token_ids`` are those of the model's text side.
 
@@ -132,6 +126,7 @@ def sampling_params(
         # Who ignores the end of an answer means every token that can be one.
         stop_token_ids=() if request.ignore_eos else stop_token_ids,
         ignore_eos=request.ignore_eos,
+        grammar=grammar,
     )
 
 

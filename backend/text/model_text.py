@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from backend.text.answer_rules import CallMarks
 from backend.text.chat_template import BadTemplateError, ChatTemplate
 from backend.text.gguf_tokenizer import BadVocabularyError, build_tokenizer, build_tokenizer_config
 from backend.text.kimi.model_text import KimiModelText
@@ -22,6 +23,7 @@ class TemplatedModelText:
     """Any model with a ``tokenizer.json`` and a Jinja template; its answers are plain text."""
 
     can_call_tools = False
+    call_marks: CallMarks | None = None
     stop_token_ids: tuple[int, ...] = ()
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
@@ -31,6 +33,13 @@ class TemplatedModelText:
     @property
     def token_bytes(self) -> Sequence[bytes]:
         return self._tokenizer.token_bytes
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.special_tokens.values())
+
+    def encode_text(self, text: str) -> list[int]:
+        return self._tokenizer.encode_text(text)
 
     def encode(self, conversation: Conversation) -> Prompt:
         prompt = self._template.render(

@@ -77,7 +77,7 @@ class ChoiceText:
             self.num_tokens += 1
             if output.logprobs is not None:
                 self._logprobs.append((self._num_decoded, output.logprobs[index]))
-            if index == last and output.finish_reason == "stop":
+            if index == last and output.finish_reason == "stop" and not output.is_last_text:
                 break  # the stop token itself, which is not text
             shown += self._take(token_id) if self._feed is None else self._parse(self._feed, token_id)
             if self.finish_reason is not None:

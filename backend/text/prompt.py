@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from backend.text.answer_rules import CallMarks
 from backend.text.parts import OutputForm
 
 
@@ -28,10 +29,15 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt's tokens; ``form`` None means that answers are plain text."""
+    """A prompt's tokens; ``form`` None means that answers are plain text.
+
+    ``reasoning_end`` is the token that ends the reasoning in which the answer begins, None when it begins
+    with its content.
+    """
 
     token_ids: list[int]
     form: OutputForm | None = None
+    reasoning_end: int | None = None
 
 
 class ModelText(Protocol):
@@ -48,7 +54,21 @@ class ModelText(Protocol):
         ...
 
     @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that are never part of a text."""
+        ...
+
+    @property
     def can_call_tools(self) -> bool: ...
+
+    @property
+    def call_marks(self) -> CallMarks | None:
+        """The tokens around tool calls; None for a model that makes none."""
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Encode text as ordinary tokens."""
+        ...
 
     def encode(self, conversation: Conversation) -> Prompt:
         """Render and encode a conversation.

@@ -36,7 +36,10 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
+    """``json_schema`` is a bare schema, or the OpenAI form ``{name, schema, strict}``."""
+
     type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
 
 
 class ChatBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +145,7 @@ def decode_chat(raw: bytes, *, path_model: str | None, allows_prompt: bool, max_
     messages = _messages_of(body, allows_prompt)
     _check_choices(body, max_choices)
     _check_tools(body)
+    _check_response_format(body)
     _check_unsupported(body)
     stream_options = body.stream_options
     return ChatRequest(
@@ -230,13 +234,24 @@ def _check_tools(body: ChatBody) -> None:
     choice = body.tool_choice
     if isinstance(choice, str) and choice not in _TOOL_CHOICES:
         raise bad_input("/tool_choice", f"must be one of {', '.join(_TOOL_CHOICES)} or a named function")
-    if choice not in (None, "none", "auto"):
-        if not body.tools:
-            raise bad_input("/tool_choice", "asks for a tool call, but there are no tools")
-        raise bad_input("/tool_choice", "this model cannot be made to call a tool; use 'auto' or 'none'")
+    if choice not in (None, "none", "auto") and not body.tools:
+        raise bad_input("/tool_choice", "asks for a tool call, but there are no tools")
     names: set[str] = set()
     for index, tool in enumerate(body.tools or ()):
         _check_tool(f"/tools/{index}", tool, names)
+    if isinstance(choice, dict):
+        _check_named_tool(choice, names)
+
+
+def _check_named_tool(choice: dict[str, Any], names: set[str]) -> None:
+    if choice.get("type") != "function":
+        raise bad_input("/tool_choice/type", "must be 'function'")
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise bad_input("/tool_choice/function/name", "must be a string")
+    if name not in names:
+        raise bad_input("/tool_choice/function/name", "is the name of none of the tools")
 
 
 def _check_tool(pointer: str, tool: dict[str, Any], names: set[str]) -> None:
@@ -255,16 +270,30 @@ def _check_tool(pointer: str, tool: dict[str, Any], names: set[str]) -> None:
         raise bad_input(f"{pointer}/function/description", "must be a string")
     if not isinstance(function.get("parameters"), dict | None):
         raise bad_input(f"{pointer}/function/parameters", "must be a JSON schema")
-    if function.get("strict"):
-        raise bad_input(f"{pointer}/function/strict", "this model cannot be held to a schema")
+    if not isinstance(function.get("strict"), bool | None):
+        raise bad_input(f"{pointer}/function/strict", "must be true or false")
+
+
+def _check_response_format(body: ChatBody) -> None:
+    """Check what can be seen without reading the schema; whether it can be met, the replica finds out."""
+    wanted = body.response_format
+    if wanted is None or wanted.type != "json_schema":
+        return
+    pointer = "/response_format/json_schema"
+    given = wanted.json_schema
+    if given is None:
+        raise bad_input(pointer, "is required for type 'json_schema'")
+    if "schema" in given:
+        if not isinstance(given["schema"], dict | bool):
+            raise bad_input(f"{pointer}/schema", "must be a JSON schema")
+    elif isinstance(given.get("name"), str):  # no keyword of a schema, but the name of one
+        raise bad_input(f"{pointer}/schema", "is required")
 
 
 def _check_unsupported(body: ChatBody) -> None:
     """Refuse what cannot be honoured: an answer that silently ignores it would be wrong."""
     if body.functions and body.function_call != "none":
         raise bad_input("/functions", "this model does not support tool calling")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise bad_input("/response_format/type", "this model supports 'text' only")
     if body.modalities and body.modalities != ["text"]:
         raise bad_input("/modalities", "this model answers with text only")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from backend.wire import AbortResult, ErrorBody, ReplicaRequest
@@ -83,11 +85,22 @@ def encode_request(
             tools=[] if body.tool_choice == "none" else body.tools or [],
             tool_choice=body.tool_choice,
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            response_format=_response_format(body),
             reasoning_effort=_effort(body),
             thinking=body.thinking,
             chat_template_kwargs=body.chat_template_kwargs or {},
         )
     )
+
+
+def _response_format(body: ChatBody) -> dict[str, Any] | None:
+    """As the client sent it, so that refusals name the client's own fields; None for text."""
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.json_schema is None:
+        return {"type": wanted.type}
+    return {"type": wanted.type, "json_schema": wanted.json_schema}
 
 
 def _effort(body: ChatBody) -> str | None:

@@ -109,6 +109,25 @@ async def test_tools_with_choice_none_are_honoured_by_leaving_them_out(
     assert "tools" not in received(replicas)
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"type": "object", "title": "bare"}},
+        {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True}},
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_form_of_an_answer_reaches_the_replica(
+    gateway: Harness, replicas: list[FakeReplica], wanted: dict[str, Any], stream: bool
+) -> None:
+    """Complaint D1: streaming too."""
+    for path in ("/v1/chat/completions", RUN):
+        reply = await gateway.chat(path=path, response_format=wanted, stream=stream)
+        assert reply.status == 200, reply.body
+        assert received(replicas)["response_format"] == wanted
+
+
 async def test_tools_that_may_be_called_reach_the_replica(
     gateway: Harness, replicas: list[FakeReplica]
 ) -> None:
@@ -116,7 +135,7 @@ async def test_tools_that_may_be_called_reach_the_replica(
         "type": "function",
         "function": {"name": "f", "description": "Does it.", "parameters": {"type": "object"}},
     }
-    for choice in (None, "auto"):
+    for choice in (None, "auto", "required", {"type": "function", "function": {"name": "f"}}):
         reply = await gateway.chat(tools=[tool], tool_choice=choice, parallel_tool_calls=False)
         assert reply.status == 200, reply.body
         request = received(replicas)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from backend.text.answer_rules import CallMarks
 from backend.text.kimi.call_ids import next_index
 from backend.text.kimi.history import MediaPart
 from backend.text.kimi.marks import Mark, Marks
@@ -50,6 +51,15 @@ class KimiModelText:
         self.tokenizer = tokenizer
         self.template = template
         self._marks = Marks(tokenizer.special_tokens)
+        special = tokenizer.special_tokens
+        self._reasoning_end = special[Mark.THINK_END.value]
+        self.call_marks = CallMarks(
+            section_begin=special[Mark.SECTION_BEGIN.value],
+            section_end=special[Mark.SECTION_END.value],
+            call_begin=special[Mark.CALL_BEGIN.value],
+            arguments_begin=special[Mark.ARGUMENTS_BEGIN.value],
+            call_end=special[Mark.CALL_END.value],
+        )
 
     @classmethod
     def from_directory(
@@ -76,6 +86,13 @@ class KimiModelText:
     def stop_token_ids(self) -> tuple[int, ...]:
         return tuple(self.tokenizer.special_tokens[spelling] for spelling in _STOPS)
 
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.special_tokens.values())
+
+    def encode_text(self, text: str) -> list[int]:
+        return self.tokenizer.encode_text(text)
+
     def encode(self, conversation: Conversation) -> Prompt:
         thinking = read_thinking(conversation.options, conversation.thinking)
         pieces = self.template.render(conversation.messages, tools=conversation.tools, thinking=thinking)
@@ -90,7 +107,7 @@ class KimiModelText:
             is_thinking=thinking.is_on,
             max_calls=None if conversation.allows_parallel_calls else 1,
         )
-        return Prompt(token_ids, form)
+        return Prompt(token_ids, form, self._reasoning_end if thinking.is_on else None)
 
 
 def _refuse_media(media: Sequence[MediaPart]) -> None:

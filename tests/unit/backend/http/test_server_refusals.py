@@ -38,8 +38,20 @@ from tests.support.scripted_replica import Replica, StartReplica
         ({"messages": [{"role": "boss"}]}, "messages[0].role", "invalid_value"),
         ({"messages": "hi"}, "messages", "invalid_value"),
         ({"request_id": ""}, "request_id", "invalid_value"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "unsupported_value"),
-        ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "unsupported_value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "invalid_value"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"not": {}}}},
+            "response_format.json_schema.not",
+            "unsupported_schema",
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "ignore_eos": True},
+            "ignore_eos",
+            "invalid_value",
+        ),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"tool_choice": "any"}, "tool_choice", "invalid_value"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages[0].content[0]",
