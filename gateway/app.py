@@ -52,6 +52,7 @@ _log = logging.getLogger(__name__)
 _GC_THRESHOLD = 20_000
 """Allocations between two looks for cycles."""
 _SWITCH_INTERVAL_S = 0.0005
+_UNWRITABLE = "usage records cannot be written; requests are refused"
 
 
 def run(
@@ -237,7 +238,7 @@ class Gateway:
             self._authenticator,
             self.metrics,
             is_accepting=lambda: self._is_accepting,
-            ledger_trouble=lambda: self._books.trouble,
+            ledger_trouble=lambda: _UNWRITABLE if self._journal.has_failed else self._books.trouble,
             started_at=int(time.time()),
         )
         bodies = BodyBudget(config.max_buffered_body_bytes)

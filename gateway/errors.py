@@ -145,4 +145,5 @@ def aborted() -> Refusal:
 
 def metering_unavailable() -> Refusal:
     """The usage record could not be made durable, so the answer must not count as given."""
-    return Refusal(Reason.METERING, "The usage of this request could not be recorded; it is not charged.")
+    message = "The usage of this request could not be recorded; it is not charged."
+    return Refusal(Reason.METERING, message, retry_after_s=1)

@@ -23,6 +23,8 @@ from gateway.config import MeteringConfig
 
 _log = logging.getLogger(__name__)
 
+_RETRY_AFTER_S = 1.0
+
 CommitObserver = Callable[[int, float], None]
 """Told after each group: number of records, seconds that the commit took."""
 
@@ -60,6 +62,7 @@ class UsageJournal:
         self._unfinished: set[_Pending] = set()
         self._watch: asyncio.TimerHandle | None = None
         self._is_stopping = False
+        self._failed_at: float | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -90,6 +93,25 @@ class UsageJournal:
     def is_full(self) -> bool:
         """Whether new requests should be refused, because their records would be."""
         return len(self._unfinished) >= self._config.max_pending
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last write failed, so that an answer would be computed for nothing.
+
+        A while after each failure one request may try again: only a write can show that the disk is back.
+        """
+        loop, failed_at = self._loop, self._failed_at
+        if loop is None or failed_at is None:
+            return False
+        if loop.time() - failed_at < _RETRY_AFTER_S:
+            return True
+        self._failed_at = loop.time()
+        return False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last write failed."""
+        return self._failed_at is not None
 
     async def commit(self, record: UsageRecord) -> None:
         """Return when ``record`` is durable.
@@ -162,6 +184,7 @@ class UsageJournal:
 
     def _resolve(self, group: list[_Pending], error: Exception | None, seconds: float) -> None:
         self._unfinished.difference_update(group)
+        self._failed_at = None if error is None or self._loop is None else self._loop.time()
         for pending in group:
             if pending.done.done():
                 continue

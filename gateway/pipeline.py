@@ -91,6 +91,8 @@ class Pipeline:
         call.model_id = call.model.id
         if self._journal.is_full:
             raise no_capacity()
+        if self._journal.is_failing:
+            raise metering_unavailable()
         reservation = self._limits.reserve(call.account_id, call.model.id)
         self._known.started(call.request_id)
         try:

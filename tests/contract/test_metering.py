@@ -123,8 +123,25 @@ async def test_a_full_disk_is_never_told_as_done(
     plain = await gateway.chat()
     assert plain.status == 503
     assert plain.json["errors"][0]["code"] == 7009
+    assert plain.headers["retry-after"] == "1"
+    ready = await gateway.get(gateway.root("/ready"), token=None)
+    assert (ready.status, ready.json["status"]) == (503, "unavailable")
+    assert "cannot be written" in ready.json["ledger"]
     disk.error = None
+    await asyncio.sleep(1.1)
     assert (await gateway.chat()).status == 200, "it recovers by itself"
+    assert (await gateway.get(gateway.root("/ready"), token=None)).status == 200
+
+
+async def test_nothing_is_computed_while_the_disk_is_known_to_be_full(
+    gateway: Harness, replicas: list[FakeReplica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    disk.error = OSError(28, "No space left on device")
+    disk.may_write.set()
+    replies = [await gateway.chat() for _ in range(10)]
+    assert {reply.status for reply in replies} == {503}
+    assert sum(len(replica.requests) for replica in replicas) <= 2, "the first, and one that tries again"
 
 
 async def test_a_disk_that_hangs_ends_the_answer_within_the_commit_timeout(
