@@ -34,7 +34,7 @@ def require_space(directory: Path, needed_bytes: int, purpose: str) -> None:
     free = shutil.disk_usage(directory).free
     if free < needed_bytes:
         raise Refusal(
-            f"{purpose} needs {_gib(needed_bytes)} free in {directory}, which has {_gib(free)}: "
+            f"{purpose} needs {_size(needed_bytes)} free in {directory}, which has {_size(free)}: "
             "make room, or set data_dir in config.yaml to another disk."
         )
 
@@ -48,5 +48,5 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
