@@ -67,5 +67,5 @@ def test_a_data_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None
 
 def test_a_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: disk.shutil._ntuple_diskusage(9, 9, 0))
-    with pytest.raises(Refusal, match=r"Embergate needs 0\.06 GiB free .* make room"):
+    with pytest.raises(Refusal, match=r"Embergate needs 64\.0 MiB free .* make room"):
         check_data_dir(tmp_path)
