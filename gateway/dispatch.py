@@ -39,6 +39,9 @@ _FINISH_REASON = re.compile(rb'"finish_reason": ?"(\w+)"')
 _STATUSES_OF_FAILURE = frozenset((401, 403, 404, 405, 409))
 """Refusals that say something about us or the replica, nothing about the request."""
 
+_ENGINE_DIED = "engine_died"
+"""A replica's last words: as lost as one that could not say them any more."""
+
 _BUSY_CODES = frozenset(("queue_full", "queue_timeout", "busy", "draining"))
 
 
@@ -211,6 +214,8 @@ def _failure_in_stream(replica: Replica, raw: bytes) -> ReplicaError:
         return ReplicaLostError(replica.id, "the stream ended in an error")
     if detail.code in _BUSY_CODES:
         return ReplicaBusyError(replica.id, detail.message)
+    if detail.code == _ENGINE_DIED:
+        return ReplicaLostError(replica.id, detail.message)
     code = detail.code or "server_error"
     return ReplicaFailedError(replica.id, f"failed: {code}", code)
 

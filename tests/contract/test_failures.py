@@ -157,6 +157,18 @@ async def test_an_engine_failure_mid_stream_gives_its_code(
     assert not record.is_charged
 
 
+async def test_a_replica_whose_engine_died_is_lost(gateway: Harness, replicas: list[FakeReplica]) -> None:
+    for replica in replicas:
+        replica.script.error_frame_after = 1
+        replica.script.error_code = "engine_died"
+    reply = await gateway.chat(stream=True)
+    assert reply.is_cut
+    assert reply.frames[-1]["error"]["code"] == "worker_lost"
+    (record,) = await gateway.stopped_records()
+    assert record.status == "replica_lost"
+    assert not record.is_charged
+
+
 async def test_an_engine_failure_before_the_first_chunk_is_replaced_unnoticed(
     gateway: Harness, replicas: list[FakeReplica]
 ) -> None:

@@ -38,6 +38,7 @@ class Script:
     end_early_after: int | None = None
     stall_after: int | None = None
     error_frame_after: int | None = None
+    error_code: str = "engine_error"
     abort_delay_s: float = 0.02
     forgets_usage: bool = False
     drops_usage: bool = False
@@ -149,7 +150,7 @@ class FakeReplica:
             if script.stall_after == index:
                 await asyncio.sleep(3600)
             if script.error_frame_after == index:
-                detail = ErrorDetail(message="the engine failed", type="server_error", code="engine_error")
+                detail = ErrorDetail(message="the engine failed", type="server_error", code=script.error_code)
                 await response.write(b"data: " + msgspec.json.encode(ErrorBody(detail)) + b"\n\n")
                 return response
             await asyncio.sleep(script.token_delay_s)
