@@ -15,6 +15,8 @@ PROCESS ?=
 USERS ?= 16
 SPAWN_RATE ?= 4
 RUN_TIME ?= 60s
+# make up MODEL=kimi-k2.5-tiny serves another model of config.yaml; set on make's own command line only.
+WITH_MODEL = $(if $(filter command,$(origin MODEL)),EMBERGATE_MODEL='$(MODEL)')
 # Further arguments for pytest, such as PYTEST_ARGS="-k routing".
 PYTEST_ARGS ?=
 
@@ -32,7 +34,7 @@ help: ## List the verbs.
 # --- running -------------------------------------------------------------------------------------
 
 up: $(VENV)/.installed ## Install what is needed, then start a gateway and two replicas (DETACH=1: in the background).
-	@$(BIN)/embergate up $(if $(filter-out 0,$(DETACH)),--detach)
+	@$(WITH_MODEL) $(BIN)/embergate up $(if $(filter-out 0,$(DETACH)),--detach)
 
 down: $(VENV)/.installed ## Stop what runs.
 	@$(BIN)/embergate down

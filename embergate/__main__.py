@@ -21,7 +21,7 @@ _COMMANDS = {
     "usage": ("embergate.commands.usage:usage", "Show what was used, and what it costs."),
     "statement": ("embergate.commands.statement:statement", "Show an account's bill for a month."),
     "audit": ("embergate.commands.audit:audit", "Prove that usage, prices and ledger agree."),
-    "models": ("embergate.commands.models:models", "List the catalog and prepare the embedded model."),
+    "models": ("embergate.commands.models:models", "List the catalog, prepare models, plan large ones."),
     "supervise": ("embergate.commands.supervise:supervise", ""),
 }
 """Name -> where the command is, and its line in ``--help``. Loaded when used, so that asking is quick."""

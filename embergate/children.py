@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from embergate.child import ChildSpec
-from embergate.config_file import CONFIG_VARIABLE, DATA_DIR_VARIABLE, Settings
+from embergate.config_file import CONFIG_VARIABLE, DATA_DIR_VARIABLE, MODEL_VARIABLE, Settings
 from embergate.layout import DataLayout
 
 
@@ -20,6 +20,7 @@ def plan_children(settings: Settings) -> list[list[ChildSpec]]:
     environment = {
         CONFIG_VARIABLE: str(settings.path),
         DATA_DIR_VARIABLE: str(settings.data_dir),
+        MODEL_VARIABLE: config.local_model.id,
         "PYTHONUNBUFFERED": "1",
     }
     gateway = ChildSpec(

@@ -7,7 +7,9 @@ The sections of each room are declared by the room itself (``gateway.config``, `
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -29,6 +31,14 @@ OWN_FIELDS = frozenset({"replica_id", "model", "port", "pool_token"})
 """What differs from one local replica to the next; everything else of a replica stands in ``replicas``."""
 
 
+TinyForm = Literal["bf16", "fp8", "int4"]
+
+TINY_SOURCES: Mapping[str, TinyForm] = MappingProxyType(
+    {"tiny-bf16": "bf16", "tiny-fp8": "fp8", "tiny-int4": "int4"}
+)
+"""Sources that mean the tiny model, which Embergate prepares by itself too."""
+
+
 class ConfigError(ValueError):
     """The configuration cannot be used; the message names the file and the key at fault."""
 
@@ -38,12 +48,17 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ModelConfig(_Section, frozen=True, kw_only=True):
-    """One catalog entry. ``source`` is ``embedded`` or the path of a checkpoint directory or GGUF file."""
+    """One catalog entry.
+
+    ``source`` is ``embedded``, ``tiny-bf16``, ``tiny-fp8`` or ``tiny-int4`` (prepared at the first start), or
+    the path of a checkpoint directory or GGUF file. ``form`` is the embedded model's.
+    """
 
     id: str
     source: str = "embedded"
     form: Literal["kimi", "llama"] = "kimi"
     aliases: list[str] = []
+    text_only: bool = False
     max_model_len: int = 8192
     default_max_tokens: int = 256
     default_temperature: float = 1.0
@@ -54,6 +69,11 @@ class ModelConfig(_Section, frozen=True, kw_only=True):
     def is_embedded(self) -> bool:
         """Whether the model is the one that Embergate prepares by itself."""
         return self.source == "embedded"
+
+    @property
+    def tiny_form(self) -> TinyForm | None:
+        """What the tiny model's matrices are stored as, when this is the tiny model."""
+        return TINY_SOURCES.get(self.source)
 
 
 class ReplicasConfig(_Section, frozen=True, kw_only=True):
@@ -125,7 +145,7 @@ class Config(_Section, frozen=True, kw_only=True):
         return f"http://{f'[{host}]' if ':' in host else host}:{self.gateway.port}"
 
     def served_models(self) -> list[ServedModel]:
-        """The catalog as the gateway needs it."""
+        """The models that some replica serves, as the gateway needs them."""
         return [
             ServedModel(
                 id=model.id,
@@ -137,7 +157,12 @@ class Config(_Section, frozen=True, kw_only=True):
                 description=model.description,
             )
             for model in self.models
+            if self.is_served(model)
         ]
+
+    def is_served(self, model: ModelConfig) -> bool:
+        """Whether any replica serves the model."""
+        return any(not address.models or model.id in address.models for address in self.replica_addresses())
 
     def local_addresses(self) -> list[ReplicaAddress]:
         """The local replicas in the order of their index."""
@@ -175,7 +200,12 @@ class Config(_Section, frozen=True, kw_only=True):
         }
         own = BackendConfig(
             replica_id=self.local_addresses()[index].id,
-            model=ModelSource(path=str(model_path), served_as=model.id, max_model_len=model.max_model_len),
+            model=ModelSource(
+                path=str(model_path),
+                served_as=model.id,
+                max_model_len=model.max_model_len,
+                text_only=model.text_only,
+            ),
             port=replicas.base_port + index,
             pool_token=pool_token,
         )

@@ -21,6 +21,7 @@ from embergate.config import Config, ConfigError
 
 CONFIG_VARIABLE = "EMBERGATE_CONFIG"
 DATA_DIR_VARIABLE = "EMBERGATE_DATA_DIR"
+MODEL_VARIABLE = "EMBERGATE_MODEL"
 CONFIG_NAME = "config.yaml"
 
 _MAX_CONFIG_BYTES = 1024 * 1024
@@ -52,7 +53,8 @@ def find_config(explicit: str | None, environ: Mapping[str, str], cwd: Path) -> 
 
 
 def load_settings(explicit: str | None, environ: Mapping[str, str], cwd: Path) -> Settings:
-    """Find and decode the configuration; ``EMBERGATE_DATA_DIR`` overrides ``data_dir``.
+    """Find and decode the configuration; ``EMBERGATE_DATA_DIR`` overrides ``data_dir`` and
+    ``EMBERGATE_MODEL`` what the local replicas serve.
 
     Raises:
         ConfigError: when it is missing or cannot be used.
@@ -68,9 +70,20 @@ def load_settings(explicit: str | None, environ: Mapping[str, str], cwd: Path) -
         config = decode_config(raw)
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from error
+    if model := environ.get(MODEL_VARIABLE):
+        config = _serving(config, model)
     override = environ.get(DATA_DIR_VARIABLE)
     data_dir = (cwd / override) if override else (path.parent / Path(config.data_dir).expanduser())
     return Settings(config=config, path=path, data_dir=data_dir.resolve())
+
+
+def _serving(config: Config, model: str) -> Config:
+    """The configuration with another model for the local replicas."""
+    if model not in {each.id for each in config.models}:
+        known = ", ".join(each.id for each in config.models)
+        raise ConfigError(f"{MODEL_VARIABLE}: {model} is not an id in models, which are {known}")
+    replicas = msgspec.structs.replace(config.replicas, model=model)
+    return msgspec.structs.replace(config, replicas=replicas)
 
 
 def decode_config(raw: bytes) -> Config:
@@ -260,10 +273,8 @@ def _check_replicas(config: Config) -> None:
         taken.add(address.id)
         if unknown := set(address.models) - ids:
             raise ConfigError(f"replicas.addresses[{index}].models: {min(unknown)} is not an id in models")
-    addresses = config.replica_addresses()
-    for index, model in enumerate(config.models):
-        if not any(not address.models or model.id in address.models for address in addresses):
-            raise ConfigError(f"models[{index}].id: no replica serves {model.id}")
+    if not any(map(config.is_served, config.models)):
+        raise ConfigError("replicas: no replica serves any of models")
     device = replicas.device.device
     if not _DEVICE.fullmatch(device):
         raise ConfigError(f"replicas.device.device: expected auto, cpu, cuda or cuda:N, got {device!r}")

@@ -30,7 +30,8 @@ _HEAD = """# Configuration
 directory. Unknown and duplicate keys, wrong types and impossible values are refused with the path of the key,
 as in `gateway.prot: unknown key; did you mean port?`. A key that is missing takes its default.
 
-Environment: `EMBERGATE_CONFIG` names another file, `EMBERGATE_DATA_DIR` overrides `data_dir`.
+Environment: `EMBERGATE_CONFIG` names another file, `EMBERGATE_DATA_DIR` overrides `data_dir`,
+`EMBERGATE_MODEL` overrides `replicas.model` (`make up MODEL=kimi-k2.5-tiny` sets it).
 
 | key | type | default | meaning |
 |---|---|---|---|

@@ -63,7 +63,7 @@ def make_ready(settings: Settings, voice: Voice) -> tuple[InstanceLock, DevAccou
 
 
 def resolve_model(settings: Settings, voice: Voice) -> Path:
-    """The path of the checkpoint that the local replicas load; the embedded one is prepared when needed.
+    """The path of the checkpoint that the local replicas load; what Embergate makes itself is prepared.
 
     Raises:
         Refusal: when it is missing or cannot be prepared.
@@ -71,6 +71,12 @@ def resolve_model(settings: Settings, voice: Voice) -> Path:
     model = settings.config.local_model
     if model.is_embedded:
         return prepare(DataLayout(settings.data_dir), model.form, voice.progress, voice.say)
+    if model.tiny_form is not None:
+        from embergate.tiny_model import (
+            prepare_tiny,
+        )  # brings the tokenizers, which the gateway has no use for
+
+        return prepare_tiny(DataLayout(settings.data_dir), model.tiny_form, voice)
     path = source_path(settings, model)
     if not path.exists():
         raise Refusal(f"the model {model.id} is not at {path}: set its source in config.yaml.")

@@ -6,18 +6,16 @@ Its vocabulary derives from the embedded model's, in the form of Kimi's: nothing
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from backend.model.errors import ModelLoadError
 from backend.text.kimi.tokenizer import read_ranks
 from backend.text.kimi.vocabulary import rank_tokens
 from backend.text.tokenizer import BadTokenizerError, Tokenizer
+from embergate.config import TinyForm
 from embergate.embedded_model import prepare
 from embergate.layout import DataLayout
 from embergate.refusal import Refusal
 from embergate.voice import Voice
-
-TinyForm = Literal["bf16", "fp8", "int4"]
 
 _NUM_ORDINARY_TOKENS = 16_128
 """With the 256 special slots, a vocabulary of 16,384: small, and text is not yet spelled letter by letter."""

@@ -9,12 +9,13 @@ import click
 from backend.model.errors import ModelLoadError
 from backend.model.plan import MemoryPlan, parse_gpus, plan_memory
 from embergate.commands.context import with_settings
+from embergate.config import TinyForm
 from embergate.config_file import Settings
 from embergate.layout import DataLayout
 from embergate.preflight import check_data_dir
 from embergate.refusal import Refusal
 from embergate.terminal import print_json, print_table, voice
-from embergate.tiny_model import TinyForm, derive_ranks, read_tiktoken, write_tiny
+from embergate.tiny_model import derive_ranks, read_tiktoken, write_tiny
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 

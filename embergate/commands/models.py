@@ -18,7 +18,7 @@ from embergate.terminal import print_json, print_table, voice
 
 @click.group()
 def models() -> None:
-    """List the catalog, prepare the embedded model, make small ones and plan large ones."""
+    """List the catalog, prepare models, plan large ones."""
 
 
 models.add_command(make_tiny)
@@ -68,6 +68,9 @@ def _describe(settings: Settings, model: ModelConfig) -> CatalogRow:
 
 def _state(settings: Settings, model: ModelConfig) -> str:
     """Whether a model can be loaded as it is, in a word or a sentence."""
+    if model.tiny_form is not None:
+        is_there = DataLayout(settings.data_dir).tiny_checkpoint(model.tiny_form).exists()
+        return "ready" if is_there else "prepared at the first start"
     if not model.is_embedded:
         path = source_path(settings, model)
         return "ready" if path.exists() else f"missing: there is no {path}"

@@ -39,7 +39,8 @@ def prepared_models() -> Path:
 class Installation:
     """What ``make up`` makes, in a directory of its own, on free ports."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, model: str = "") -> None:
+        """``model``: what the replicas serve; empty for the first of the catalog."""
         self.home = home
         self.data_dir = home / "data"
         self.layout = DataLayout(self.data_dir)
@@ -47,6 +48,7 @@ class Installation:
         self.layout.models_dir.symlink_to(prepared_models(), target_is_directory=True)
         config = yaml.safe_load((ROOT / "config.yaml").read_text())
         config["data_dir"] = "data"
+        config["replicas"]["model"] = model
         config["gateway"]["port"] = free_port()
         config["replicas"]["base_port"] = free_port_run(2)
         config["gateway"]["limits"]["default"] = {

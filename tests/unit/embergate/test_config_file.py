@@ -27,13 +27,16 @@ def test_the_shipped_configuration_is_valid_and_says_only_defaults_outside_catal
 
 def test_the_shipped_catalog_and_rate_cards_are_the_documented_ones() -> None:
     shipped = decode_config((ROOT / "config.yaml").read_bytes())
-    (model,) = shipped.models
+    model, tiny = shipped.models
+    assert (tiny.id, tiny.source, tiny.text_only) == ("kimi-k2.5-tiny", "tiny-int4", True)
+    assert [each.id for each in shipped.served_models()] == [model.id]
     assert model.id == "@cf/huggingface/smollm2-135m-instruct"
     assert model.form == "kimi"
     assert model.aliases == [f"@cf/moonshotai/kimi-{v}" for v in ("k2.5", "k2.6", "k2.7-code")]
     prices = {card.model: (card.input, card.cached_input, card.output) for card in shipped.billing.rate_cards}
     assert prices == {
         model.id: ("0.05", "0.01", "0.20"),
+        tiny.id: ("0.05", "0.01", "0.20"),
         "@cf/moonshotai/kimi-k2.5": ("0.60", "0.10", "3.00"),
         "@cf/moonshotai/kimi-k2.6": ("0.95", "0.16", "4.00"),
         "@cf/moonshotai/kimi-k2.7-code": ("0.95", "0.19", "4.00"),
@@ -75,7 +78,7 @@ def test_the_shipped_catalog_and_rate_cards_are_the_documented_ones() -> None:
         (MINIMAL + b"replicas: {base_port: 8786}", "gateway.port: 8787 is also a replica's port"),
         (MINIMAL + b"replicas: {base_port: 65535}",
          "replicas.count: the ports from base_port on run past 65535"),
-        (MINIMAL + b"replicas: {count: 0}", "models[0].id: no replica serves m"),
+        (MINIMAL + b"replicas: {count: 0}", "replicas: no replica serves any of models"),
         (MINIMAL + b"replicas: {addresses: [{id: replica-0, url: 'http://h'}]}",
          "replicas.addresses[0].id: replica-0 is already taken"),
         (MINIMAL + b"replicas: {addresses: [{id: far, url: 'http://h', models: [x]}]}",
@@ -124,6 +127,18 @@ def test_the_data_directory_is_relative_to_the_file_and_overridden_by_the_enviro
     assert load_settings(str(home / "config.yaml"), {}, tmp_path).data_dir == home / ".embergate"
     override = {"EMBERGATE_DATA_DIR": "data"}
     assert load_settings(str(home / "config.yaml"), override, tmp_path).data_dir == tmp_path / "data"
+
+
+def test_another_model_is_served_when_the_environment_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_bytes(b"models: [{id: m}, {id: k, source: tiny-int4, text_only: true}]")
+    plain = load_settings(None, {}, tmp_path).config
+    assert (plain.local_model.id, [each.id for each in plain.served_models()]) == ("m", ["m"])
+    other = load_settings(None, {"EMBERGATE_MODEL": "k"}, tmp_path).config
+    assert (other.local_model.tiny_form, [each.id for each in other.served_models()]) == ("int4", ["k"])
+    source = other.backend_config(0, model_path=Path("/k"), pool_token="").model
+    assert (source.served_as, source.text_only) == ("k", True)
+    with pytest.raises(ConfigError, match="EMBERGATE_MODEL: x is not an id in models, which are m, k"):
+        load_settings(None, {"EMBERGATE_MODEL": "x"}, tmp_path)
 
 
 def test_an_error_names_the_file(tmp_path: Path) -> None:
