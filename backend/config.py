@@ -72,6 +72,8 @@ class TextConfig(_Section, frozen=True):
 
     ``max_inline_chars``: a longer conversation is rendered and encoded in a thread, beside the event loop.
     ``encode_cache_chars``: encoded pieces of conversations kept for their next turn.
+    ``max_image_bytes``: one image as a file; ``max_image_pixels``: decoded; ``max_image_tokens``: all images
+    of a request together, times its choices.
     ``adds_default_system``: a conversation without a system message gets the one that earlier releases of
     Kimi put there.
     """
@@ -80,6 +82,9 @@ class TextConfig(_Section, frozen=True):
     encode_cache_chars: int = 16_000_000
     max_stop_strings: int = 16
     max_stop_chars: int = 4096
+    max_image_bytes: int = 20 * 1024 * 1024
+    max_image_pixels: int = 40_000_000
+    max_image_tokens: int = 16_384
     adds_default_system: bool = False
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from backend.config import BackendConfig
+from backend.config import BackendConfig, TextConfig
 from backend.engine.client import EngineClient, EngineStartError
 from backend.engine.messages import EngineInfo, StartProgress
 from backend.http.calls import Calls
@@ -32,6 +32,7 @@ from backend.recent_usages import RecentUsageLog
 from backend.telemetry import Telemetry, build_telemetry
 from backend.text.grammar_compiler import GrammarCompiler
 from backend.text.grammar_tokenizer import build_grammar_tokenizer
+from backend.text.media import ImageLimits
 from backend.text.model_text import ModelTextError, load_model_text
 
 StartEngine = Callable[[BackendConfig], Awaitable[Engine]]
@@ -71,6 +72,7 @@ def load_prompt_encoder(config: BackendConfig, info: EngineInfo) -> PromptEncode
             cache_chars=config.text.encode_cache_chars,
             vocab_size=info.vocab_size,
             adds_default_system=config.text.adds_default_system,
+            image_limits=_image_limits(config.text) if info.has_vision else None,
         )
     except ModelTextError as error:
         raise ReplicaStartError(str(error)) from error
@@ -78,6 +80,14 @@ def load_prompt_encoder(config: BackendConfig, info: EngineInfo) -> PromptEncode
         lambda: build_grammar_tokenizer(text, info.eos_token_ids), text.call_marks, config.grammar
     )
     return PromptEncoder(text, grammars, max_inline_chars=config.text.max_inline_chars)
+
+
+def _image_limits(config: TextConfig) -> ImageLimits:
+    return ImageLimits(
+        max_bytes=config.max_image_bytes,
+        max_pixels=config.max_image_pixels,
+        max_tokens=config.max_image_tokens,
+    )
 
 
 class ReplicaServer:

@@ -20,6 +20,7 @@ from backend.http.errors import ReplicaError
 from backend.http.generation import Delta, Generation, GenerationFailedError, GenerationPlan
 from backend.http.prompts import PromptEncoder
 from backend.http.requests import (
+    check_media,
     check_request,
     choose_max_tokens,
     compile_stops,
@@ -88,11 +89,13 @@ class Completions:
     ) -> GenerationPlan:
         info = engine.info
         prompt = await prompts.encode(request, num_body_bytes)
+        check_media(request, prompt.media, self._config.text)
         max_tokens = choose_max_tokens(request, len(prompt.token_ids), info)
         grammar = await prompts.grammar(rules, prompt)
         return GenerationPlan(
             prompt_token_ids=prompt.token_ids,
             sampling=sampling_params(request, max_tokens, info, prompts.text.stop_token_ids, grammar),
+            media=prompt.media,
             num_choices=request.n,
             stops=compile_stops(request),
             form=prompt.form,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from backend.engine.client import EngineDiedError, SequenceRefusedError
-from backend.engine.messages import SamplingParams, SequenceRequest, TokenLogprobs, TokenOutput
+from backend.engine.messages import MediaSpan, SamplingParams, SequenceRequest, TokenLogprobs, TokenOutput
 from backend.http.engine_port import Engine, TokenStream
 from backend.text.output import ChoiceText
 from backend.text.parts import OutputForm, Part
@@ -32,6 +32,7 @@ class GenerationPlan:
 
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    media: tuple[MediaSpan, ...] = ()
     num_choices: int = 1
     stops: StopStrings | None = None
     form: OutputForm | None = None
@@ -173,6 +174,7 @@ class Generation:
             prompt_token_ids=self._plan.prompt_token_ids,
             sampling=sampling,
             cache_salt=self._plan.cache_salt,
+            media=self._plan.media,
             reject_if_busy=self._plan.reject_if_busy and index == 0,
         )
         stream = self._engine.submit(request)

@@ -1,7 +1,8 @@
 """From a conversation to prompt tokens, never in the way of the streams of others.
 
 A short conversation is rendered and encoded on the spot. A longer one goes to a thread of its own, one at a
-time: encoding releases the interpreter lock, so the event loop goes on meanwhile.
+time: encoding releases the interpreter lock, so the event loop goes on meanwhile. Those that hold images have
+another thread, as an image can take as long as a very long text.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from backend.http.errors import bad_request, refused, unsupported
 from backend.text.answer_rules import AnswerRules
 from backend.text.grammar_compiler import BadGrammarError, CompilerBusyError, GrammarCompiler
+from backend.text.media import may_hold_media
 from backend.text.messages import BadMessageError
 from backend.text.prompt import Conversation, ModelText, Prompt
 from backend.wire import ReplicaRequest
 
 
 class PromptEncoder:
-    """Encodes the prompts of one replica; :meth:`close` ends its thread.
+    """Encodes the prompts of one replica; :meth:`close` ends its threads.
 
     Args:
         text: the model's text side.
@@ -31,6 +33,7 @@ class PromptEncoder:
         self._grammars = grammars
         self._max_inline_chars = max_inline_chars
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
+        self._image_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="images")
 
     async def encode(self, request: ReplicaRequest, num_body_bytes: int) -> Prompt:
         """The request's prompt; ``num_body_bytes`` bounds how long the conversation can be.
@@ -44,11 +47,13 @@ class PromptEncoder:
                 "this model does not support tool calling; leave tools out or send 'tool_choice': 'none'",
             )
         try:
-            if num_body_bytes <= self._max_inline_chars:
+            has_media = may_hold_media(request.messages)
+            if num_body_bytes <= self._max_inline_chars and not has_media:
                 return self._encode(request)
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, request)
+            thread = self._image_thread if has_media else self._thread
+            return await asyncio.get_running_loop().run_in_executor(thread, self._encode, request)
         except BadMessageError as error:
-            raise bad_request(error.param, str(error)) from error
+            raise bad_request(error.param, str(error), error.code) from error
 
     async def grammar(self, rules: AnswerRules, prompt: Prompt) -> str:
         """The grammar of an answer to ``prompt``; empty when it may be anything.
@@ -69,6 +74,7 @@ class PromptEncoder:
     def close(self) -> None:
         self._grammars.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._image_thread.shutdown(wait=False, cancel_futures=True)
 
     def _encode(self, request: ReplicaRequest) -> Prompt:
         options = dict(request.chat_template_kwargs)

@@ -7,12 +7,13 @@ this replica cannot honour.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from backend.config import BackendConfig
-from backend.engine.messages import EngineInfo, SamplingParams
+from backend.config import BackendConfig, TextConfig
+from backend.engine.messages import EngineInfo, MediaSpan, SamplingParams
 from backend.http.errors import bad_request, context_length_exceeded
 from backend.text.stop_strings import StopStrings
 from backend.wire import ReplicaRequest
@@ -78,6 +79,18 @@ def _check_stops(stops: list[str], config: BackendConfig) -> None:
         raise bad_request("stop", f"at most {config.text.max_stop_chars} characters are allowed")
     if not all(stops):
         raise bad_request("stop", "an empty string would stop every answer")
+
+
+def check_media(request: ReplicaRequest, media: Sequence[MediaSpan], config: TextConfig) -> None:
+    """Check that the images may be sent to the engine once for each choice.
+
+    Raises:
+        ReplicaError: 400, when there are too many choices for them.
+    """
+    num_tokens = sum(span.num_tokens for span in media)
+    if num_tokens * request.n > config.max_image_tokens:
+        most = config.max_image_tokens // num_tokens
+        raise bad_request("n", f"with the images of this request, must be at most {most}")
 
 
 def compile_stops(request: ReplicaRequest) -> StopStrings | None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from backend.model.fields import Fields
 from backend.model.known_fields import refuse_unknown_fields
 from backend.model.quant_config import QuantConfig, parse_quant
+from backend.model.vision_config import VisionConfig, parse_vision_config
 
 Family = Literal["llama", "deepseek_v3"]
 
@@ -105,7 +106,7 @@ class ModelConfig:
     """The shape of one model.
 
     ``quant`` says how matrices that are not plain are stored. ``num_next_token_layers`` are
-    multi-token-prediction layers after the last; they are not loaded. ``has_vision``: the checkpoint has a
+    multi-token-prediction layers after the last; they are not loaded. ``vision``: the checkpoint has a
     vision tower beside the language model that the other fields describe.
     """
 
@@ -126,7 +127,7 @@ class ModelConfig:
     mla: MlaConfig | None = None
     moe: MoeConfig | None = None
     quant: QuantConfig | None = None
-    has_vision: bool = False
+    vision: VisionConfig | None = None
 
     @property
     def softmax_scale(self) -> float:
@@ -169,7 +170,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
     if model_type == _WITH_VISION:
         return _parse_with_vision(fields)
     if "vision_config" in raw or "text_config" in raw:
-        raise fields.unsupported("vision_config", "models with a vision tower are not supported yet")
+        raise fields.unsupported("model_type", f"{model_type!r} with a vision tower is not supported")
     family = _FAMILIES.get(model_type)
     if family is None:
         known = ", ".join(sorted([*_FAMILIES, _WITH_VISION]))
@@ -190,7 +191,11 @@ def _parse_with_vision(fields: Fields) -> ModelConfig:
     if "quantization_config" in outer and "quantization_config" in text.raw:
         raise fields.error("quantization_config", "stands in text_config too")
     inner = Fields({**text.raw, **outer}, fields.source, text.path)
-    return replace(_parse_family(inner, "deepseek_v3"), has_vision=bool(fields.raw.get("vision_config")))
+    model = _parse_family(inner, "deepseek_v3")
+    vision = fields.section("vision_config")
+    if not vision.raw:
+        return model
+    return replace(model, vision=parse_vision_config(vision, model.hidden_size))
 
 
 def _parse_family(fields: Fields, family: Family) -> ModelConfig:

@@ -9,7 +9,7 @@ from pathlib import Path
 from backend.model.attention import GroupedQueryAttention
 from backend.model.checkpoint import SafetensorsCheckpoint
 from backend.model.config import ModelConfig, parse_config
-from backend.model.errors import ModelLoadError, UnsupportedModelError
+from backend.model.errors import ModelLoadError
 from backend.model.gguf_file import GgufFile
 from backend.model.headers import CONFIG, read_object
 from backend.model.linear import build_embedding_and_head
@@ -20,6 +20,7 @@ from backend.model.placement import Placement
 from backend.model.rope import build_rope_table
 from backend.model.text_tensors import TextTensors
 from backend.model.transformer import Attention, DecoderLayer, Mlp, Transformer
+from backend.model.vision import VisionTower
 from backend.model.weights import TensorSource, WeightReader
 
 ChoosePlacement = Callable[[ModelConfig], Placement]
@@ -70,14 +71,9 @@ def load_model(
         ModelLoadError: naming the file and the tensor or field that is wrong.
     """
     config, source = open_model(path)
-    if config.has_vision and not text_only:
-        raise UnsupportedModelError(
-            f"{path / CONFIG}: vision_config: images are not supported yet; set text_only for this model to"
-            " load it without its vision tower"
-        )
     placement = choose_placement(config)
     reader = WeightReader(source, placement.dtype)
-    if config.has_vision:
+    if config.vision is not None and text_only:
         _leave_out_vision(reader, path)
     num_stages = config.num_layers + 2
     progress(0.0, "loading the embedding")
@@ -96,6 +92,10 @@ def load_model(
     embedding, head = build_embedding_and_head(embedding_matrix, head_matrix, placement)
     for extra in range(config.num_next_token_layers):
         reader.ignore(f"model.layers.{config.num_layers + extra}.")
+    vision = None
+    if config.vision is not None and not text_only:
+        progress(1 - 1 / num_stages, "loading the vision tower")
+        vision = VisionTower(config.vision, reader, placement)
     reader.finish()
     positions = min(max_model_len, config.max_position_embeddings)
     return Transformer(
@@ -106,6 +106,7 @@ def load_model(
         norm=placement.put(norm),
         head=head,
         rope_table=build_rope_table(config.rope, positions, placement.device),
+        vision=vision,
     )
 
 

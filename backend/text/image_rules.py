@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 PREPROCESSOR_FILE: Final = "preprocessor_config.json"
+_CONFIG_FILE: Final = "config.json"
 
 # The tower's own arithmetic maps 0..255 to -1..1, which is mean and deviation 0.5.
 _HALF: Final = [0.5, 0.5, 0.5]
@@ -71,19 +72,31 @@ class ImageRules:
         """Read a checkpoint's ``preprocessor_config.json``; without one the rules are those of Kimi K2.5.
 
         Raises:
-            BadImageRulesError: naming what cannot be honoured.
+            BadImageRulesError: naming what cannot be honoured, or does not fit the tower.
         """
-        path = directory / PREPROCESSOR_FILE
-        try:
-            raw = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            return cls()
-        except (OSError, ValueError) as error:
-            raise BadImageRulesError(f"{path}: cannot be read: {error}") from error
-        rules = raw.get("media_proc_cfg", {}) if isinstance(raw, dict) else None
-        if not isinstance(rules, dict):
-            raise BadImageRulesError(f"{path}: media_proc_cfg: must be an object")
-        return _read_rules(rules, f"{path}: media_proc_cfg")
+        where = f"{directory / PREPROCESSOR_FILE}: media_proc_cfg"
+        rules = _read_rules(_read_section(directory / PREPROCESSOR_FILE, "media_proc_cfg"), where)
+        tower = _read_section(directory / _CONFIG_FILE, "vision_config")
+        merge = tower.get("merge_kernel_size", [rules.merge_size])
+        if tower.get("patch_size", rules.patch_size) != rules.patch_size:
+            raise BadImageRulesError(f"{where}.patch_size: {rules.patch_size} is not the tower's")
+        if not isinstance(merge, list) or merge[:1] != [rules.merge_size]:
+            raise BadImageRulesError(f"{where}.merge_kernel_size: {rules.merge_size} is not the tower's")
+        return rules
+
+
+def _read_section(path: Path, name: str) -> Mapping[str, Any]:
+    """One object of a JSON file, empty when there is no such file or object."""
+    try:
+        raw = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise BadImageRulesError(f"{path}: cannot be read: {error}") from error
+    section = raw.get(name) or {} if isinstance(raw, dict) else None
+    if not isinstance(section, dict):
+        raise BadImageRulesError(f"{path}: {name}: must be an object")
+    return section
 
 
 def _read_rules(raw: Mapping[str, Any], where: str) -> ImageRules:

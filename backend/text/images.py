@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
 from typing import Any, Final
@@ -18,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 
 from backend.text.data_urls import decode_data_url, find_image_url
 from backend.text.image_rules import ImageRules
+from backend.text.media import ImageLimits, ImagePatches
 from backend.text.messages import BadMessageError
 
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
@@ -25,35 +25,12 @@ _DOMAIN: Final = b"embergate.image.1"
 _SIZE: Final = struct.Struct("<2I")
 
 
-@dataclass(frozen=True, slots=True)
-class ImageLimits:
-    """What one image may cost: ``max_bytes`` as a file, ``max_pixels`` decoded."""
-
-    max_bytes: int = 20 * 1024 * 1024
-    max_pixels: int = 40_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class ImagePatches:
-    """One image, ready for the tower.
-
-    ``patches`` are ``rows * columns`` patches, row by row, each of 3 colour planes of ``patch_size`` squared
-    bytes, 0 to 255. ``digest`` (SHA-256) names the decoded pixels and the rules that they were prepared by.
-    """
-
-    patches: bytes
-    rows: int
-    columns: int
-    num_tokens: int
-    digest: bytes
-
-
 class ImageReader:
     """Reads the images of messages by one model's rules, within limits."""
 
     def __init__(self, rules: ImageRules, limits: ImageLimits) -> None:
+        self.limits = limits
         self._rules = rules
-        self._limits = limits
 
     def read(self, part: Mapping[str, Any], path: str) -> ImagePatches:
         """Decode and prepare the image of a message part; blocks.
@@ -66,8 +43,8 @@ class ImageReader:
             BadMessageError: naming the field, when there is no image that can be read within the limits.
         """
         url, path = find_image_url(part, path)
-        data = decode_data_url(url, path, max_bytes=self._limits.max_bytes)
-        image = _decode(data, path, self._limits.max_pixels)
+        data = decode_data_url(url, path, max_bytes=self.limits.max_bytes)
+        image = _decode(data, path, self.limits.max_pixels)
         return prepare(image, self._rules)
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from backend.text.answer_rules import CallMarks
 from backend.text.chat_template import BadTemplateError, ChatTemplate
 from backend.text.gguf_tokenizer import BadVocabularyError, build_tokenizer, build_tokenizer_config
+from backend.text.image_rules import BadImageRulesError, ImageRules
 from backend.text.kimi.model_text import KimiModelText
 from backend.text.kimi.tokenizer import VOCABULARY_FILE
+from backend.text.media import ImageLimits, ReadsImages
 from backend.text.prompt import Conversation, ModelText, Prompt
 from backend.text.tokenizer import BadTokenizerError, Tokenizer
 
@@ -50,7 +52,12 @@ class TemplatedModelText:
 
 
 def load_model_text(
-    path: Path, *, cache_chars: int, vocab_size: int, adds_default_system: bool = False
+    path: Path,
+    *,
+    cache_chars: int,
+    vocab_size: int,
+    adds_default_system: bool = False,
+    image_limits: ImageLimits | None = None,
 ) -> ModelText:
     """Read what a model's text side needs. Blocks for a fraction of a second.
 
@@ -60,6 +67,7 @@ def load_model_text(
         cache_chars: how many characters of text the cache of encoded pieces may hold.
         vocab_size: ids that the model may sample.
         adds_default_system: see :class:`backend.text.kimi.template.KimiTemplate`.
+        image_limits: of images in messages; None refuses them.
 
     Raises:
         ModelTextError: naming the file that is missing or wrong.
@@ -73,14 +81,22 @@ def load_model_text(
                 cache_chars=cache_chars,
                 vocab_size=vocab_size,
                 adds_default_system=adds_default_system,
+                images=None if image_limits is None else _image_reader(path, image_limits),
             )
         tokenizer = Tokenizer.from_directory(path, cache_chars=cache_chars, vocab_size=vocab_size)
         template = ChatTemplate.from_directory(path, list(tokenizer.special_tokens))
         return TemplatedModelText(tokenizer, template)
-    except (BadTokenizerError, BadTemplateError) as error:
+    except (BadTokenizerError, BadTemplateError, BadImageRulesError) as error:
         raise ModelTextError(str(error)) from error
     except BadVocabularyError as error:
         raise ModelTextError(f"{path}: {error}") from error
+
+
+def _image_reader(directory: Path, limits: ImageLimits) -> ReadsImages:
+    # Imported here because it brings image decoders, which a replica of a text model has no use for.
+    from backend.text.images import ImageReader
+
+    return ImageReader(ImageRules.from_directory(directory), limits)
 
 
 def _from_gguf(path: Path, cache_chars: int, vocab_size: int) -> TemplatedModelText:

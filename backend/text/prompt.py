@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from backend.engine.messages import MediaSpan
 from backend.text.answer_rules import CallMarks
 from backend.text.parts import OutputForm
 
@@ -38,6 +39,7 @@ class Prompt:
     token_ids: list[int]
     form: OutputForm | None = None
     reasoning_end: int | None = None
+    media: tuple[MediaSpan, ...] = field(default=(), kw_only=True)
 
 
 class ModelText(Protocol):

@@ -14,11 +14,13 @@ from backend.text.kimi.parser import KimiOutputForm
 from backend.text.kimi.template import KimiTemplate
 from backend.text.kimi.thinking import read_thinking
 from backend.text.kimi.tokenizer import TiktokenTokenizer
+from backend.text.media import ImagePatches, ReadsImages, expand_placeholders
 from backend.text.messages import BadMessageError
 from backend.text.prompt import Conversation, Prompt
 from backend.text.tokenizer import BadTokenizerError
 from backend.text.tool_calls import DeclaredTools
 
+_MEDIA_PAD: Final = "<|media_pad|>"
 _STOPS: Final = ("<|im_end|>", "[EOS]")
 # Every special token that the template writes.
 _REQUIRED: Final = (
@@ -29,7 +31,7 @@ _REQUIRED: Final = (
     "<|im_middle|>",
     "<|media_begin|>",
     "<|media_content|>",
-    "<|media_pad|>",
+    _MEDIA_PAD,
     "<|media_end|>",
     *(mark.value for mark in Mark if not mark.name.startswith("ODD_")),
 )
@@ -38,18 +40,24 @@ _REQUIRED: Final = (
 class KimiModelText:
     """The text side of Kimi K2.5; see :class:`backend.text.prompt.ModelText`.
 
+    Args:
+        images: reads the images of messages; None for a model that takes text only.
+
     Raises:
         BadTokenizerError: when the vocabulary lacks one of the model's special tokens.
     """
 
     can_call_tools = True
 
-    def __init__(self, tokenizer: TiktokenTokenizer, template: KimiTemplate) -> None:
+    def __init__(
+        self, tokenizer: TiktokenTokenizer, template: KimiTemplate, images: ReadsImages | None = None
+    ) -> None:
         missing = [spelling for spelling in _REQUIRED if spelling not in tokenizer.special_tokens]
         if missing:
             raise BadTokenizerError(f"tokenizer_config.json: added_tokens_decoder: {missing[0]} is missing")
         self.tokenizer = tokenizer
         self.template = template
+        self._images = images
         self._marks = Marks(tokenizer.special_tokens)
         special = tokenizer.special_tokens
         self._reasoning_end = special[Mark.THINK_END.value]
@@ -63,7 +71,13 @@ class KimiModelText:
 
     @classmethod
     def from_directory(
-        cls, directory: Path, *, cache_chars: int, vocab_size: int, adds_default_system: bool = False
+        cls,
+        directory: Path,
+        *,
+        cache_chars: int,
+        vocab_size: int,
+        adds_default_system: bool = False,
+        images: ReadsImages | None = None,
     ) -> KimiModelText:
         """Read a checkpoint directory.
 
@@ -74,7 +88,7 @@ class KimiModelText:
             directory, cache_chars=cache_chars, vocab_size=vocab_size
         )
         try:
-            return cls(tokenizer, KimiTemplate(adds_default_system=adds_default_system))
+            return cls(tokenizer, KimiTemplate(adds_default_system=adds_default_system), images)
         except BadTokenizerError as error:
             raise BadTokenizerError(f"{directory}: {error}") from error
 
@@ -96,10 +110,12 @@ class KimiModelText:
     def encode(self, conversation: Conversation) -> Prompt:
         thinking = read_thinking(conversation.options, conversation.thinking)
         pieces = self.template.render(conversation.messages, tools=conversation.tools, thinking=thinking)
-        _refuse_media(pieces.media)
+        images = self._read_images(pieces.media)
         token_ids = self.tokenizer.encode_pieces(
             pieces.texts, pieces.specials, cache_salt=conversation.cache_salt
         )
+        media_pad = self.tokenizer.special_tokens[_MEDIA_PAD]
+        token_ids, spans = expand_placeholders(token_ids, media_pad, images)
         form = KimiOutputForm(
             marks=self._marks,
             tools=DeclaredTools(conversation.tools),
@@ -107,11 +123,22 @@ class KimiModelText:
             is_thinking=thinking.is_on,
             max_calls=None if conversation.allows_parallel_calls else 1,
         )
-        return Prompt(token_ids, form, self._reasoning_end if thinking.is_on else None)
+        return Prompt(token_ids, form, self._reasoning_end if thinking.is_on else None, media=spans)
 
-
-def _refuse_media(media: Sequence[MediaPart]) -> None:
-    """A placeholder alone would be an image that the model silently cannot see."""
-    if media:
-        kind = "images" if media[0].kind == "image" else "video"
-        raise BadMessageError(media[0].path, f"this model takes text only, no {kind}")
+    def _read_images(self, media: Sequence[MediaPart]) -> list[ImagePatches]:
+        images: list[ImagePatches] = []
+        num_tokens = 0
+        for item in media:
+            if self._images is None:
+                # A placeholder alone would be an image that the model silently cannot see.
+                kind = "images" if item.kind == "image" else "video"
+                raise BadMessageError(item.path, f"this model takes text only, no {kind}")
+            if item.kind != "image":
+                raise BadMessageError(item.path, "this model takes text and images, no video")
+            image = self._images.read(item.part, item.path)
+            num_tokens += image.num_tokens
+            if num_tokens > self._images.limits.max_tokens:
+                most = self._images.limits.max_tokens
+                raise BadMessageError(item.path, f"the images of a request may be {most} tokens at most")
+            images.append(image)
+        return images

@@ -37,7 +37,8 @@ def test_the_published_configuration_is_understood() -> None:
     raw = json.loads((shared_data("kimi-tokenizer") / "config.json").read_text())
     config = parse_config(raw, "config.json")
     assert config.family == "deepseek_v3"
-    assert config.has_vision
+    assert config.vision is not None
+    assert config.vision.out_size == config.hidden_size
     assert config.quant == QuantConfig("compressed-tensors", group_size=32, bits=4)
     assert config.softmax_scale == pytest.approx(0.144680, abs=5e-7)
     assert config.rope.yarn is not None

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from backend.text.image_rules import ImageRules
-from backend.text.images import ImageLimits, ImagePatches, ImageReader, prepare
+from backend.text.images import ImageReader, prepare
+from backend.text.media import ImageLimits, ImagePatches
 from backend.text.messages import BadMessageError
 
 PATH = "messages[0].content[1]"
