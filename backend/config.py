@@ -42,12 +42,13 @@ class CacheConfig(_Section, frozen=True):
 class SchedulerConfig(_Section, frozen=True):
     """Budgets of one engine step and of the admission queue.
 
-    ``max_mixed_step_s``: prefill beside sequences that decode is cut so that a step takes about this long;
+    ``max_mixed_step_s``: prefill beside sequences that decode is cut so that a step takes about this long
+    (twice when more sequences wait for their first token than for the next, five times when none decodes);
     0 is no such limit. ``max_media_bytes``: pixels of the images of all running and waiting sequences.
     """
 
     max_tokens_per_step: int = 512
-    max_mixed_step_s: float = 0.2
+    max_mixed_step_s: float = 0.3
     max_running: int = 32
     max_waiting: int = 256
     max_queue_wait_s: float = 180.0

@@ -196,7 +196,7 @@ class Engine:
         self._expire(started_at_s)
         if not self._scheduler.has_work:
             return
-        step = self._scheduler.plan(self._pace.allowance())
+        step = self._scheduler.plan(self._pace.allowance)
         for sequence in step.sequences:
             if sequence.queue_wait_s is None:
                 sequence.queue_wait_s = started_at_s - sequence.arrived_at_s
@@ -216,7 +216,8 @@ class Engine:
             self._put_token(sequence, row)
         self._num_steps += 1
         step_s = self._clock_s() - started_at_s
-        self._pace.observe(step.plan.num_tokens, step_s)
+        num_decodes = sum(len(chunk.token_ids) == 1 for chunk in step.plan.chunks)
+        self._pace.observe(num_decodes, step.plan.num_tokens - num_decodes, step_s)
         self._busy_s += step_s
 
     def take_outputs(self) -> list[TokenOutput]:

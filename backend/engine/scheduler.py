@@ -2,7 +2,7 @@
 
 Domain: waiting sequences are admitted in order of arrival and then run until they are finished. A step
 computes one token for every running sequence that decodes, then prefill chunks, all within a budget of
-tokens.
+tokens: half of what is left for the oldest prompt, the rest for those that are done soonest.
 
 State: the queue, the batch, and through them every block table. Pure: no tensors, no clock, no sockets.
 
@@ -21,7 +21,7 @@ A step is :meth:`Scheduler.plan`, then the model, then :meth:`Scheduler.commit`;
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
@@ -61,6 +61,9 @@ class SchedulerLimits:
                 f"max_tokens_per_step: {self.max_tokens_per_step} is less than max_running "
                 f"({self.max_running}), so that a full batch could not decode"
             )
+
+
+AllowPrefill = Callable[[int, int], int | None]
 
 
 class RefusedError(Exception):
@@ -108,10 +111,10 @@ class _StepBuilder:
         self.rows.append(sequence)
         self.budget -= 1
 
-    def add_prefill(self, sequence: Sequence) -> None:
-        """As many of the sequence's uncomputed tokens as the budget has room for."""
+    def add_prefill(self, sequence: Sequence, num_tokens: int) -> None:
+        """The next so many of the sequence's uncomputed tokens."""
         start = sequence.num_computed_tokens
-        end = min(start + self.budget, sequence.num_tokens)
+        end = start + num_tokens
         self._add_chunk(sequence, end)
         if end == sequence.num_tokens:
             self.rows.append(sequence)
@@ -203,22 +206,21 @@ class Scheduler:
             self._end(sequence, "error")
         return expired
 
-    def plan(self, max_prefill_beside_decodes: int | None = None) -> Step:
+    def plan(self, allow_prefill: AllowPrefill = lambda num_decodes, num_prefills: None) -> Step:
         """Choose what to compute next. Has at least one chunk whenever there is work.
 
         Args:
-            max_prefill_beside_decodes: at most so many prefill tokens in a step that also decodes.
+            allow_prefill: at most so many prefill tokens (at least 1), by the number of sequences that decode
+                in this step and of those that wait for their first token; None for no limit.
         """
         step = _StepBuilder(self.limits.max_tokens_per_step)
         prefilling = self._plan_decodes(step)
-        if step.chunks and max_prefill_beside_decodes is not None:
-            step.budget = min(step.budget, max_prefill_beside_decodes)
-        for sequence in prefilling:
-            if step.budget == 0:
-                break
-            step.add_prefill(sequence)
-        if self._waiting:
-            self._admit(step)
+        allowance = allow_prefill(len(step.chunks), len(prefilling) + len(self._waiting))
+        if allowance is not None:
+            step.budget = min(step.budget, allowance)
+        if self._waiting and step.budget:
+            prefilling += self._admit()
+        self._plan_prefills(step, prefilling)
         return step.build()
 
     def commit(
@@ -322,9 +324,30 @@ class Scheduler:
         self._waiting.appendleft(sequence)
         self.counters.num_preemptions += 1
 
-    def _admit(self, step: _StepBuilder) -> None:
-        """Move sequences from the head of the queue into the batch while budgets last."""
-        while self._waiting and step.budget > 0 and len(self._running) < self.limits.max_running:
+    def _plan_prefills(self, step: _StepBuilder, prefilling: ListOf[Sequence]) -> None:
+        """Share the budget out: half of it for the oldest, so that it gets on whatever comes; the rest for
+        those who are done soonest, so that a short prompt does not wait for a long one; what is left of that
+        for the oldest again.
+        """
+        if not prefilling or not step.budget:
+            return
+        oldest, *others = prefilling
+        share = min(oldest.num_uncomputed_tokens, -(-step.budget // 2))
+        room = step.budget - share
+        takers: list[tuple[Sequence, int]] = []
+        for sequence in sorted(others, key=lambda other: other.num_uncomputed_tokens):
+            if room == 0:
+                break
+            takers.append((sequence, min(sequence.num_uncomputed_tokens, room)))
+            room -= takers[-1][1]
+        step.add_prefill(oldest, min(oldest.num_uncomputed_tokens, share + room))
+        for sequence, num_tokens in takers:
+            step.add_prefill(sequence, num_tokens)
+
+    def _admit(self) -> list[Sequence]:
+        """Move sequences from the head of the queue into the batch while there is room; returns them."""
+        admitted: list[Sequence] = []
+        while self._waiting and len(self._running) < self.limits.max_running:
             sequence = self._waiting[0]
             matched = [] if self._cache is None else self._cache.match(sequence)
             if matched is None:
@@ -337,7 +360,8 @@ class Scheduler:
                 break
             self._waiting.popleft()
             self._start(sequence, matched, num_new)
-            step.add_prefill(sequence)
+            admitted.append(sequence)
+        return admitted
 
     def _start(self, sequence: Sequence, matched: list[int], num_new: int) -> None:
         self._pool.share(matched)

@@ -80,15 +80,44 @@ def test_decodes_come_first_and_prefill_takes_the_rest_of_the_budget() -> None:
     assert step.rows == step.sequences[:1]
 
 
-def test_prefill_beside_decodes_can_be_cut_short_and_alone_is_not() -> None:
-    house = House.of(max_tokens_per_step=40, max_running=4)
-    house.add(1, prompt_of(30), max_tokens=20)
-    assert house.scheduler.plan(8).plan.num_tokens == 30
+def test_prefill_can_be_cut_by_how_many_decode_and_how_many_wait() -> None:
     house = House.of(max_tokens_per_step=40, max_running=4)
     house.add(1, prompt_of(5), max_tokens=20)
     house.step()
-    house.add(2, prompt_of(30, salt=1))
-    assert [len(chunk.token_ids) for chunk in house.scheduler.plan(8).plan.chunks] == [1, 8]
+    for sequence_id in (2, 3):
+        house.add(sequence_id, prompt_of(30, salt=sequence_id))
+    asked = []
+
+    def allow_prefill(num_decodes: int, num_prefills: int) -> int:
+        asked.append((num_decodes, num_prefills))
+        return 8
+
+    plan = house.scheduler.plan(allow_prefill).plan
+    assert asked == [(1, 2)]
+    assert [len(chunk.token_ids) for chunk in plan.chunks] == [1, 4, 4]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_and_the_oldest_gets_on() -> None:
+    house = House.of(num_blocks=80, max_tokens_per_step=20, max_model_len=120, max_running=8)
+    house.add(1, prompt_of(100), max_tokens=1)
+    house.step()
+    for sequence_id, length in ((2, 90), (3, 6), (4, 3)):
+        house.add(sequence_id, prompt_of(length, salt=sequence_id), max_tokens=1)
+
+    def lengths(step: Step) -> dict[int, int]:
+        return {chunk.sequence_id: len(chunk.token_ids) for chunk in step.plan.chunks}
+
+    assert lengths(house.step()) == {1: 10, 4: 3, 3: 6, 2: 1}
+    assert lengths(house.step()) == {1: 10, 2: 10}
+    house.run()
+    assert house.scheduler.counters.num_computed_tokens == 199
+
+
+def test_what_the_short_ones_leave_of_the_budget_is_the_oldests() -> None:
+    house = House.of(max_tokens_per_step=20, max_running=8)
+    house.add(1, prompt_of(60), max_tokens=1)
+    house.add(2, prompt_of(3, salt=1), max_tokens=1)
+    assert [len(chunk.token_ids) for chunk in house.step().plan.chunks] == [17, 3]
 
 
 def test_a_long_prompt_is_computed_in_chunks_once() -> None:

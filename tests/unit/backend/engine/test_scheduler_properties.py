@@ -75,9 +75,9 @@ class Life:
         allowance = self.rng.choice([None, 1, 5])
         decoding = {s.sequence_id for s in self.sequences if s.status is SequenceStatus.RUNNING}
         decoding &= {s.sequence_id for s in self.sequences if s.num_uncomputed_tokens == 1}
-        step = self.scheduler.plan(allowance)
+        step = self.scheduler.plan(lambda num_decodes, num_prefills: allowance)
         num_decodes = sum(1 for s in step.sequences if s.sequence_id in decoding)
-        if allowance is not None and num_decodes:
+        if allowance is not None:
             assert step.plan.num_tokens <= num_decodes + allowance
         self.check_plan(step)
         tokens = [self.model.next_token(state) for state in self.model.run(step.plan)]

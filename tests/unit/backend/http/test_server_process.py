@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,10 +18,14 @@ import psutil
 import pytest
 
 from backend.config import BackendConfig, CacheConfig, DeviceConfig, ModelSource
+from backend.wire import ReplicaStats
 from tests.support.installation import prepared_models
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
+
+
+POLL_S = 0.03
 
 
 class Process:
@@ -33,6 +38,10 @@ class Process:
     def request(self, **fields: Any) -> dict[str, Any]:
         messages = [{"role": "user", "content": "Tell me a long story about a river."}]
         return {"request_id": "r", "model": "m", "messages": messages, "temperature": 0, **fields}
+
+    async def stats(self) -> ReplicaStats:
+        async with self.session.get("/stats") as response:
+            return msgspec.json.decode(await response.read(), type=ReplicaStats)
 
     async def frames(self, body: dict[str, Any], began: asyncio.Event) -> list[bytes]:
         """Read a stream to its end, whatever that is; ``began`` is set after five frames."""
@@ -48,15 +57,14 @@ class Process:
 
 
 @asynccontextmanager
-async def start(**settings: Any) -> AsyncIterator[Process]:
+async def start(*, max_model_len: int = 2048, num_blocks: int = 200) -> AsyncIterator[Process]:
     path = prepared_models() / "smollm2-135m-instruct" / "llama"
     config = BackendConfig(
         replica_id="replica-0",
-        model=ModelSource(path=str(path), served_as="m", max_model_len=2048),
+        model=ModelSource(path=str(path), served_as="m", max_model_len=max_model_len),
         port=free_port(),
-        cache=CacheConfig(num_blocks=200),
+        cache=CacheConfig(num_blocks=num_blocks),
         device=DeviceConfig(threads=1),
-        **settings,
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "backend", stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
@@ -109,6 +117,28 @@ async def test_a_lost_engine_is_an_error_frame_and_an_exit_code() -> None:
         assert json.loads(frames[-1])["error"]["code"] == "engine_died"
         assert b"[DONE]" not in frames
         assert await replica.process.wait() == 1
+
+
+async def test_a_reader_that_leaves_during_a_long_prompt_frees_its_blocks_at_once() -> None:
+    async with start(max_model_len=8192, num_blocks=600) as replica:
+        prompt = {"role": "user", "content": "river " * 4000}
+        body = replica.request(stream=True, max_tokens=50) | {"messages": [prompt]}
+        reading = asyncio.create_task(replica.frames(body, asyncio.Event()))
+        await asyncio.sleep(1.0)
+        stats = await replica.stats()
+        while stats.num_running == 0:
+            await asyncio.sleep(POLL_S)
+            stats = await replica.stats()
+        assert stats.num_free_blocks + stats.num_cached_blocks <= 600 - 4000 // 16
+        assert not reading.done()
+
+        reading.cancel()
+        left_at = time.monotonic()
+        while stats.num_running or stats.num_free_blocks + stats.num_cached_blocks < 600:
+            assert time.monotonic() - left_at < 0.2 + 2 * POLL_S, stats
+            await asyncio.sleep(POLL_S)
+            stats = await replica.stats()
+        assert stats.num_aborts == 1
 
 
 async def test_the_engine_ends_with_its_replica() -> None:
