@@ -167,11 +167,14 @@ def apply_masks(logits: Tensor, masks: Words, rows: ListOf[int]) -> None:
     """
     vocab = logits.shape[1]
     if logits.device.type == "cpu":
-        bits = np.unpackbits(masks.view(np.uint8), axis=1, count=vocab, bitorder="little")
-        forbidden = torch.from_numpy(bits == 0)
-    else:
-        words = torch.from_numpy(masks).to(logits.device)
-        shifts = torch.arange(_BITS_PER_WORD, dtype=torch.int32, device=logits.device)
-        forbidden = (((words.unsqueeze(-1) >> shifts) & 1) == 0).flatten(1)[:, :vocab]
+        # numpy's conditional copy is several times faster here than torch's masked fill.
+        bits = np.unpackbits(np.invert(masks).view(np.uint8), axis=1, count=vocab, bitorder="little")
+        values = logits.numpy()
+        for forbidden, row in zip(bits.view(np.bool_), rows, strict=True):
+            np.copyto(values[row], -np.inf, where=forbidden)
+        return
+    words = torch.from_numpy(masks).to(logits.device)
+    shifts = torch.arange(_BITS_PER_WORD, dtype=torch.int32, device=logits.device)
+    allowed = ((words.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, :vocab]
     for index, row in enumerate(rows):
-        logits[row].masked_fill_(forbidden[index], -torch.inf)
+        logits[row].masked_fill_(allowed[index] == 0, -torch.inf)
