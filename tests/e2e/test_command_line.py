@@ -67,11 +67,13 @@ def test_logs_name_their_process_and_hold_no_prompt_and_no_token(installation: I
 
 
 def test_models_lists_the_catalog(installation: Installation) -> None:
-    (row,) = installation.run_json("models", "list")
-    assert row["id"] == MODEL
+    rows = {row["id"]: row for row in installation.run_json("models", "list")}
+    row = rows.pop(MODEL)
     assert ALIAS in row["aliases"]
     assert row["state"] == "ready"
     assert row["replicas"] == ["replica-0", "replica-1"]
+    assert rows
+    assert all(other["replicas"] == [] for other in rows.values())
 
 
 def test_the_bill_adds_up(installation: Installation) -> None:
