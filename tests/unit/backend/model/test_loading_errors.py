@@ -139,7 +139,7 @@ def test_a_directory_without_weights_or_config_is_named(tmp_path: Path) -> None:
             {"quantization_config": {"quant_method": "awq"}},
             "quantization_config.quant_method: 'awq' is not supported",
         ),
-        ({"vision_config": {}}, "vision_config: models with a vision tower"),
+        ({"vision_config": {}}, "model_type: 'llama' with a vision tower"),
         ({"embergate": {"format": 2}}, "embergate.format: 2 is not supported"),
         ({"embergate": {"tiles": 3}}, "embergate.tiles: unknown"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: 'yes' must be true or false"),
