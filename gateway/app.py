@@ -182,8 +182,13 @@ class Gateway:
         self._authenticator = Authenticator(self._books.accounts, config.auth, loop.time)
         self.metrics = GatewayMetrics(config.telemetry.max_account_labels)
         self._telemetry = _telemetry(config, self.metrics, tracing, loop)
-        self._journal = UsageJournal(self._books.spool, config.metering, self.metrics.observe_commit)
         self._known = KnownRequests(config.metering.max_known_requests)
+        self._journal = UsageJournal(
+            self._books.spool,
+            config.metering,
+            self.metrics.observe_commit,
+            num_in_flight=lambda: self._known.num_running,
+        )
         self._client = ReplicaClient(config.upstream)
         self.table = ReplicaTable(replicas, config.routing, config.health)
         self._prober = HealthProber(self.table, self._client, config.health)

@@ -99,14 +99,16 @@ class AuthConfig(_Section, frozen=True):
 
 
 class MeteringConfig(_Section, frozen=True):
-    """``commit_interval_s`` is how long a group commit may wait for company; 0 commits at once.
+    """``commit_interval_s`` is how long a group commit waits for company while at least ``commit_siblings``
+    requests are in flight; with fewer, or 0, it commits at once.
 
     ``abort_usage_wait_s`` bounds how long a replica is asked for the usage of a request whose client left,
     ``stop_usage_wait_s`` the same while the gateway stops; ``max_known_requests`` how many finished requests
     are remembered while usages are reconciled.
     """
 
-    commit_interval_s: float = 0.0
+    commit_interval_s: float = 0.001
+    commit_siblings: int = 12
     max_group: int = 512
     max_pending: int = 20_000
     commit_timeout_s: float = 10.0

@@ -53,10 +53,16 @@ class UsageJournal:
     """Group commit of usage records. Used by one event loop; owns one thread."""
 
     def __init__(
-        self, sink: RecordSink, config: MeteringConfig, observe: CommitObserver = lambda size, seconds: None
+        self,
+        sink: RecordSink,
+        config: MeteringConfig,
+        observe: CommitObserver = lambda size, seconds: None,
+        *,
+        num_in_flight: Callable[[], int] = lambda: 0,
     ) -> None:
         self._sink = sink
         self._config = config
+        self._num_in_flight = num_in_flight
         self._observe = observe
         self._arrived: SimpleQueue[_Pending | None] = SimpleQueue()  # None: stop when all before it is done
         self._unfinished: set[_Pending] = set()
@@ -156,7 +162,7 @@ class UsageJournal:
         """Wait for records and take a group of them; False when the journal stops and nothing is left."""
         group: list[_Pending] = []
         pending = self._arrived.get()
-        if self._config.commit_interval_s and not self._is_stopping:
+        if self._expects_company():
             time.sleep(self._config.commit_interval_s)
         try:
             while pending is not None:
@@ -167,6 +173,14 @@ class UsageJournal:
         except Empty:
             return group, True
         return group, False
+
+    def _expects_company(self) -> bool:
+        """Whether waiting a moment is likely to let more records share the flush, each of which costs as much
+        as several requests."""
+        config = self._config
+        if self._is_stopping or not config.commit_interval_s:
+            return False
+        return self._num_in_flight() >= config.commit_siblings
 
     def _append(self, records: list[UsageRecord]) -> Exception | None:
         try:

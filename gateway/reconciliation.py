@@ -48,6 +48,10 @@ class KnownRequests:
         self._running: set[str] = set()
         self._finished: OrderedDict[str, None] = OrderedDict()
 
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
     def started(self, request_id: str) -> None:
         self._running.add(request_id)
 

@@ -148,12 +148,22 @@ async def test_a_stop_writes_what_waits_and_takes_nothing_more(disk: Disk) -> No
 
 
 async def test_an_interval_waits_for_company(disk: Disk) -> None:
-    journal = UsageJournal(disk, MeteringConfig(commit_interval_s=0.05))
+    journal = UsageJournal(
+        disk, MeteringConfig(commit_interval_s=0.05, commit_siblings=2), num_in_flight=lambda: 2
+    )
     journal.start()
     first = asyncio.create_task(journal.commit(record("r1")))
     await asyncio.sleep(0.02)
     await asyncio.gather(first, journal.commit(record("r2")))
     assert disk.groups == [["r1", "r2"]]
+    await journal.stop()
+
+
+async def test_without_company_in_sight_a_commit_does_not_wait(disk: Disk) -> None:
+    config = MeteringConfig(commit_interval_s=5.0, commit_siblings=2)
+    journal = UsageJournal(disk, config, num_in_flight=lambda: 1)
+    journal.start()
+    await asyncio.wait_for(journal.commit(record("r1")), timeout=1.0)
     await journal.stop()
 
 
