@@ -205,9 +205,18 @@ async def test_a_compilation_is_bounded_in_time_and_others_are_not_blamed_for_it
 
 # A sixth of the schemas is enough to notice a change, the rest is for whoever has a minute.
 @pytest.mark.parametrize(
-    "share", [0, *(pytest.param(share, marks=pytest.mark.slow) for share in range(1, 6))]
+    ("share", "num_supported"),
+    [
+        (0, 61),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((1, 59), (2, 59), (3, 56), (4, 55), (5, 57))
+        ),
+    ],
 )
-async def test_real_schemas_are_met_or_refused(compiler: GrammarCompiler, share: int) -> None:
+async def test_real_schemas_are_met_or_refused(
+    compiler: GrammarCompiler, share: int, num_supported: int
+) -> None:
     """Of 400 schemas from everywhere: none is accepted and violated, and none takes long."""
     lines = shared_data("json-schemas/maskbench-400.jsonl").read_text().splitlines()[share::6]
     counts: Counter[str] = Counter()
@@ -231,6 +240,5 @@ async def test_real_schemas_are_met_or_refused(compiler: GrammarCompiler, share:
             if answer is not None:
                 assert not list(validator.iter_errors(json.loads(answer))), (case["name"], answer)
         assert time.perf_counter() - started_at < 20, case["name"]
-    # 86.8 % of all 400; single sixths go down to 83.
-    assert counts["supported"] > 0.82 * len(lines), counts
+    assert counts["supported"] >= num_supported, counts
     assert counts["complete"] > counts["supported"], counts
