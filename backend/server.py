@@ -147,7 +147,9 @@ class ReplicaServer:
         except OSError as error:
             await self._runner.cleanup()
             reason = error.strerror or str(error)
-            raise ReplicaStartError(f"cannot listen on {host}:{port}: {reason}") from error
+            raise ReplicaStartError(
+                f"cannot listen on {host}:{port}: {reason}; free that port, or set replicas.base_port to another"
+            ) from error
 
     async def load(self) -> None:
         """Start the engine and read the tokenizer; the replica is ready afterwards.

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from billing.accounts import AccountError
 from billing.config import BillingConfigError
 from billing.rates import RateBook
+from billing.spool import read_spooled
 from billing.store import Store, StoreError
 from embergate.config_file import Settings
+from embergate.layout import DataLayout
 from embergate.refusal import Refusal
 
 
@@ -36,3 +38,9 @@ def open_store(settings: Settings) -> Iterator[Store]:
 def rate_book(settings: Settings) -> RateBook:
     """The configured prices."""
     return RateBook.from_config(settings.config.billing)
+
+
+def num_unposted(settings: Settings, store: Store) -> int:
+    """How many usage records wait in the journal and are not in the database yet."""
+    waiting = {record.request_id for record in read_spooled(DataLayout(settings.data_dir).spool_dir)}
+    return len(waiting) - len(store.has_record(waiting))

@@ -8,7 +8,7 @@ from billing.accounts import AccountDirectory
 from billing.money import format_nanos, places_of
 from billing.periods import Period
 from billing.reports import GroupBy, UsageRow, UsageSummary, usage_summary
-from embergate.commands.books import open_store
+from embergate.commands.books import num_unposted, open_store
 from embergate.commands.context import with_settings
 from embergate.commands.instants import Instant
 from embergate.config_file import Settings
@@ -60,10 +60,16 @@ def usage(
             max_rows=max_rows,
             currency=settings.config.billing.currency,
         )
+        num_waiting = num_unposted(settings, store)
     if as_json:
         print_json(summary)
-        return
-    _print(summary, by)
+    else:
+        _print(summary, by)
+    if num_waiting:
+        say(
+            f"{num_waiting:,} usage records wait in the journal and are not counted yet; "
+            "a running gateway posts them within seconds."
+        )
 
 
 def _print(summary: UsageSummary, by: GroupBy) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from billing.config import BillingConfig, RateCardConfig
+from billing.config import BillingConfig, RateCardConfig, SpoolConfig
 from billing.rates import RateBook
+from billing.spool import Spool
 from billing.store import Store
 from billing.usage import UsageRecord
 from embergate.commands.up import first_request
@@ -231,3 +232,11 @@ def test_usage_shows_the_latest_requests_within_its_limit(command_line: CommandL
 
 def test_a_negative_number_of_log_lines_is_refused(command_line: CommandLine) -> None:
     assert command_line.run("logs", "-n", "-5").returncode == 2
+
+
+def test_usage_says_how_many_records_wait_in_the_journal(command_line: CommandLine, account_id: str) -> None:
+    assert "wait in the journal" not in command_line.run("usage").stderr
+    spool = Spool(command_line.data_dir / "spool", SpoolConfig())
+    spool.append([record(2, account_id), record(7, account_id)])
+    spool.close()
+    assert command_line.run("usage", "--json").stderr.startswith("1 usage records wait in the journal")
