@@ -148,7 +148,8 @@ class ReplicaServer:
             await self._runner.cleanup()
             reason = error.strerror or str(error)
             raise ReplicaStartError(
-                f"cannot listen on {host}:{port}: {reason}; free that port, or set replicas.base_port to another"
+                f"cannot listen on {host}:{port}: {reason}; "
+                "free that port, or set replicas.base_port to another"
             ) from error
 
     async def load(self) -> None:
