@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary,
 
 metadata = MetaData()
 
-HEAD_REVISION = "0001"
+HEAD_REVISION = "0002"
 """The newest migration; an up-to-date database is recognised by it without loading the migrations."""
 
 
@@ -96,5 +96,62 @@ api_tokens = Table(
     Index("api_tokens_by_hash", "token_hash", unique=True),
     Index("api_tokens_by_account", "account_id"),
 )
+
+
+def _rollup(name: str, *extra_keys: str) -> Table:
+    """Sums over the usage records that share all keys; ``start_us`` is the start of their time bucket."""
+    return Table(
+        name,
+        metadata,
+        _text("account_id", is_key=True),
+        Column("start_us", BigInteger, primary_key=True, nullable=False, autoincrement=False),
+        *(_text(key, is_key=True) for key in (*extra_keys, "model", "token_id", "surface", "status")),
+        *(
+            _count(sum_name)
+            for sum_name in (
+                "num_requests",
+                "num_estimated",
+                "prompt_tokens",
+                "cached_prompt_tokens",
+                "completion_tokens",
+                "reasoning_tokens",
+                "input_nanos",
+                "cached_input_nanos",
+                "output_nanos",
+                "amount_nanos",
+                "undiscounted_nanos",
+                "neurons_e4",
+                "duration_us",
+            )
+        ),
+        Index(f"{name}_by_time", "start_us"),
+        sqlite_with_rowid=False,
+    )
+
+
+rollup_quarters = _rollup("rollup_quarters")
+rollup_days = _rollup("rollup_days")
+rollup_sessions = _rollup("rollup_sessions", "session")
+
+
+def _latency_rollup(name: str) -> Table:
+    """How many requests had a latency in each bucket of ``billing.latency``'s scale."""
+    return Table(
+        name,
+        metadata,
+        _text("account_id", is_key=True),
+        Column("start_us", BigInteger, primary_key=True, nullable=False, autoincrement=False),
+        _text("model", is_key=True),
+        _text("token_id", is_key=True),
+        _text("metric", is_key=True),
+        Column("bucket", Integer, primary_key=True, nullable=False, autoincrement=False),
+        _count("num_requests"),
+        Index(f"{name}_by_time", "start_us"),
+        sqlite_with_rowid=False,
+    )
+
+
+latency_quarters = _latency_rollup("latency_quarters")
+latency_days = _latency_rollup("latency_days")
 
 APPEND_ONLY = ("usage_records", "ledger_transactions", "ledger_entries")
