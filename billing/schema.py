@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary,
 
 metadata = MetaData()
 
-HEAD_REVISION = "0002"
+HEAD_REVISION = "0003"
 """The newest migration; an up-to-date database is recognised by it without loading the migrations."""
 
 

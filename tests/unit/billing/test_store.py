@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.schema import CreateTable
 
-from billing import schema
+from billing import batch_schema, schema
 from billing.bulk import ROWS_PER_STATEMENT
 from billing.config import BillingConfig
 from billing.dialect import PostgresDialect, dialect_named
@@ -136,7 +136,7 @@ class TestImmutability:
 class TestOpen:
     def test_migrates_an_empty_database_to_what_the_code_expects(self, store: Store) -> None:
         with store.reading() as connection:
-            differences = compare_metadata(MigrationContext.configure(connection), schema.metadata)
+            differences = compare_metadata(MigrationContext.configure(connection), batch_schema.metadata)
         assert differences == []
 
     def test_head_is_the_newest_migration(self) -> None:
@@ -237,7 +237,7 @@ class TestPostgres:
             assert compiled.positiontup == table.c.keys()
 
     def test_tables_are_portable(self) -> None:
-        for table in schema.metadata.sorted_tables:
+        for table in batch_schema.metadata.sorted_tables:
             ddl = str(CreateTable(table).compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
             assert "ROWID" not in ddl
             assert "BIGINT" in ddl or table.name == "ledger_entries"
