@@ -12,31 +12,33 @@ from collections.abc import Sequence
 from itertools import chain
 
 from sqlalchemy import Connection, Engine, Table
-
-from billing.dialect import Dialect
+from sqlalchemy.sql.dml import Insert
 
 ROWS_PER_STATEMENT = 64
 
-_VALUES = re.compile(r"(INSERT INTO .* VALUES )(\([^()]*\))( ON CONFLICT DO NOTHING)")
+_VALUES = re.compile(r"(INSERT INTO .* VALUES )(\([^()]*\))( ON CONFLICT .*)", re.DOTALL)
 
 Row = tuple[str | int | bool, ...]
 
 
 class BulkInsert:
-    """Inserts rows into one table and leaves those alone whose key exists. Immutable, thread-safe."""
+    """Inserts rows into one table; the statement says what becomes of rows whose key exists. Immutable,
+    thread-safe.
+    """
 
-    def __init__(self, engine: Engine, dialect: Dialect, table: Table) -> None:
-        compiled = dialect.insert_or_skip(table).compile(dialect=engine.dialect)
+    def __init__(self, engine: Engine, table: Table, insert: Insert) -> None:
+        compiled = insert.compile(dialect=engine.dialect)
         columns = [column.name for column in table.columns]
         assert compiled.positiontup == columns, "rows are tuples in the order of the table's columns"
         parts = _VALUES.fullmatch(str(compiled))
         assert parts is not None, f"an insert of an unforeseen form: {compiled}"
-        head, values, tail = parts.groups()
-        self._one = f"{head}{values}{tail}"
-        self._many = head + ", ".join([values] * ROWS_PER_STATEMENT) + tail
+        self._head, self._values, self._tail = parts.groups()
+        self._one = self._statement(1)
+        self._many = self._statement(ROWS_PER_STATEMENT)
+        self._key = columns[0]
 
     def execute(self, connection: Connection, rows: Sequence[Row]) -> int:
-        """Insert within the connection's transaction; returns how many rows were new."""
+        """Insert within the connection's transaction; returns how many rows were new (or changed)."""
         num_inserted = 0
         start = 0
         while len(rows) - start >= ROWS_PER_STATEMENT:
@@ -47,3 +49,17 @@ class BulkInsert:
         if start < len(rows):
             num_inserted += connection.exec_driver_sql(self._one, list(rows[start:])).rowcount
         return num_inserted
+
+    def execute_new(self, connection: Connection, rows: Sequence[Row]) -> set[str]:
+        """As :meth:`execute`, and returns the first column of the rows that were new."""
+        new: set[str] = set()
+        for start in range(0, len(rows), ROWS_PER_STATEMENT):
+            some = rows[start : start + ROWS_PER_STATEMENT]
+            statement = self._many if len(some) == ROWS_PER_STATEMENT else self._statement(len(some))
+            flat = tuple(chain.from_iterable(some))
+            returning = f"{statement} RETURNING {self._key}"
+            new.update(row[0] for row in connection.exec_driver_sql(returning, flat))
+        return new
+
+    def _statement(self, num_rows: int) -> str:
+        return self._head + ", ".join([self._values] * num_rows) + self._tail

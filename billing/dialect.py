@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.sql.dml import Insert
+from sqlalchemy.sql.elements import KeyedColumnElement
 
 _BEGIN = "billing_begin"
 _BUSY_TIMEOUT_S = 30.0
@@ -30,6 +32,12 @@ class Dialect(Protocol):
 
     def insert_or_skip(self, table: Table) -> Insert:
         """An insert that leaves rows alone whose key exists."""
+
+    def insert_or_add(self, table: Table) -> Insert:
+        """An insert that adds to the columns outside the key where a row of the key exists."""
+
+    def lock_table(self, connection: Connection, table: Table) -> None:
+        """Keep others from writing to ``table`` until the transaction ends; they may read it."""
 
     def append_only(self, table: str) -> list[str]:
         """DDL that makes updates and deletes of ``table`` fail."""
@@ -67,6 +75,15 @@ class SqliteDialect:
     def insert_or_skip(self, table: Table) -> Insert:
         return sqlite.insert(table).on_conflict_do_nothing()
 
+    def insert_or_add(self, table: Table) -> Insert:
+        insert = sqlite.insert(table)
+        return insert.on_conflict_do_update(
+            index_elements=list(table.primary_key), set_=_added(table, insert.excluded)
+        )
+
+    def lock_table(self, connection: Connection, table: Table) -> None:
+        """A writing transaction holds the lock of the whole database already."""
+
     def append_only(self, table: str) -> list[str]:
         return [
             f"CREATE TRIGGER {table}_no_{verb} BEFORE {verb} ON {table} "
@@ -91,6 +108,15 @@ class PostgresDialect:
     def insert_or_skip(self, table: Table) -> Insert:
         return postgresql.insert(table).on_conflict_do_nothing()
 
+    def insert_or_add(self, table: Table) -> Insert:
+        insert = postgresql.insert(table)
+        return insert.on_conflict_do_update(
+            index_elements=list(table.primary_key), set_=_added(table, insert.excluded)
+        )
+
+    def lock_table(self, connection: Connection, table: Table) -> None:
+        connection.execute(text(f"LOCK TABLE {table.name} IN EXCLUSIVE MODE"))
+
     def append_only(self, table: str) -> list[str]:
         return [
             f"CREATE FUNCTION {table}_refuse() RETURNS trigger LANGUAGE plpgsql AS "
@@ -101,6 +127,11 @@ class PostgresDialect:
 
     def lock_schema(self, connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+
+
+def _added(table: Table, offered: ReadOnlyColumnCollection[str, KeyedColumnElement[Any]]) -> dict[str, Any]:
+    """What is there plus what is offered, for every column outside the key."""
+    return {column.name: column + offered[column.name] for column in table.columns if not column.primary_key}
 
 
 def dialect_named(name: str) -> Dialect:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from sqlalchemy import Connection, Engine, inspect, make_url, select, text
+from sqlalchemy import Connection, Engine, Table, inspect, make_url, select, text
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
@@ -33,6 +33,7 @@ from billing.config import BillingConfig
 from billing.dialect import Dialect, dialect_named
 from billing.ledger import charge_transaction
 from billing.rates import UNPRICED, Charge, NoRateError, RateBook
+from billing.rollups import RollupBatch, Rollups, amounts_of, are_complete
 from billing.usage import UsageRecord
 
 _MAX_IDS_PER_QUERY = 500
@@ -65,9 +66,10 @@ class Store:
         self._clock = clock
         self._is_current = False
         self._schema_lock = threading.Lock()
-        self._usage_insert = BulkInsert(engine, dialect, schema.usage_records)
-        self._transaction_insert = BulkInsert(engine, dialect, schema.ledger_transactions)
-        self._entry_insert = BulkInsert(engine, dialect, schema.ledger_entries)
+        self._usage_insert = _skipping_insert(engine, dialect, schema.usage_records)
+        self._transaction_insert = _skipping_insert(engine, dialect, schema.ledger_transactions)
+        self._entry_insert = _skipping_insert(engine, dialect, schema.ledger_entries)
+        self._rollups = Rollups(engine, dialect)
 
     @classmethod
     def open(
@@ -171,12 +173,13 @@ class Store:
         for record, charge in zip(in_order, charges, strict=True):
             _append_ledger_rows(record, charge, posted_at_us, transaction_rows, entry_rows)
         with self.writing() as connection:
-            num_posted = self._usage_insert.execute(connection, usage_rows)
+            new_ids = self._usage_insert.execute_new(connection, usage_rows)
             self._transaction_insert.execute(connection, transaction_rows)
             self._entry_insert.execute(connection, entry_rows)
+            self._rollups.add(connection, _rolled_up(in_order, charges, new_ids))
         return PostResult(
-            num_posted,
-            len(records) - num_posted,
+            len(new_ids),
+            len(records) - len(new_ids),
             sum(charge is UNPRICED for charge in charges),
         )
 
@@ -216,6 +219,13 @@ class Store:
                 )
             logging.getLogger(__name__).info("migrating the database to schema %s", schema.HEAD_REVISION)
             upgrade(connection)
+            if not are_complete(connection):
+                self._rollups.rebuild(connection)
+
+    def rebuild_rollups(self) -> int:
+        """Count every record again into the sums that reports read; returns how many. Raises StoreError."""
+        with self.writing() as connection:
+            return self._rollups.rebuild(connection)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -229,6 +239,23 @@ class Store:
             is_away = isinstance(error, OperationalError | InterfaceError | PoolTimeoutError)
             kind = StoreAwayError if is_away else StoreError
             raise kind(f"the database {_shown(str(self._engine.url))} failed: {cause}") from error
+
+
+def _skipping_insert(engine: Engine, dialect: Dialect, table: Table) -> BulkInsert:
+    return BulkInsert(engine, table, dialect.insert_or_skip(table))
+
+
+def _rolled_up(
+    records: Sequence[UsageRecord], charges: Sequence[Charge], new_ids: Collection[str]
+) -> RollupBatch:
+    """What the records that are new add to the sums; of several with one id the first was written."""
+    batch = RollupBatch()
+    waiting = set(new_ids)
+    for record, charge in zip(records, charges, strict=True):
+        if record.request_id in waiting:
+            waiting.remove(record.request_id)
+            batch.add(record, amounts_of(charge))
+    return batch
 
 
 def _request_id(record: UsageRecord) -> str:

@@ -20,6 +20,7 @@ _COMMANDS = {
     "tokens": ("embergate.commands.tokens:tokens", "Create, list, revoke and import API tokens."),
     "usage": ("embergate.commands.usage:usage", "Show what was used, and what it costs."),
     "statement": ("embergate.commands.statement:statement", "Show an account's bill for a month."),
+    "rollups": ("embergate.commands.rollups:rollups", "Check or rebuild the sums that reports read."),
     "audit": ("embergate.commands.audit:audit", "Prove that usage, prices and ledger agree."),
     "models": ("embergate.commands.models:models", "List the catalog, prepare models, plan large ones."),
     "supervise": ("embergate.commands.supervise:supervise", ""),
