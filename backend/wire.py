@@ -11,6 +11,8 @@ set):
 
 =================================  ==========================================================================
 ``POST /v1/chat/completions``      :class:`ReplicaRequest` -> ``chat.completion`` or an SSE stream
+``POST /v1/embeddings``            :class:`ReplicaEmbeddingsRequest` -> an OpenAI list of embeddings, with
+                                   ``dimensions`` and ``pooling``; replicas of embedding models only
 ``POST /abort``                    :class:`AbortRequest` -> :class:`AbortResult`; idempotent in every state
 ``GET /health``                    :class:`Health`; 200 when ready, 503 while starting or draining
 ``GET /stats``                     :class:`ReplicaStats`
@@ -31,13 +33,22 @@ from typing import Any, Literal
 
 import msgspec
 
+CHAT_PATH = "/v1/chat/completions"
+EMBEDDINGS_PATH = "/v1/embeddings"
+
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+
+EmbeddingInput = list[str | list[int]]
+EncodingFormat = Literal["float", "base64"]
+Pooling = Literal["mean", "cls"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of the prompt tokens were served from the prefix cache at first admission."""
+    """Which of the prompt tokens were served from the prefix cache at first admission, and, when there are
+    any, which stand for images."""
 
     cached_tokens: int = 0
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,11 +57,22 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
 
 
+class CachedBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefix-cache blocks that a prompt was served from: how many, and the digest of the last of them.
+
+    A digest chains over all blocks before it, so ``head`` (64 hexadecimal characters) stands for them all.
+    """
+
+    num_blocks: int
+    head: str
+
+
 class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Token counts of one request in the OpenAI form; the engine is the only authority for them.
 
     ``prompt_tokens`` includes the cached ones and is counted once whatever ``n`` is;
-    ``completion_tokens`` is the sum over all choices.
+    ``completion_tokens`` is the sum over all choices. ``cached_blocks`` says what the cached tokens were
+    served from; it is for the gateway's records, not for clients.
     """
 
     prompt_tokens: int
@@ -58,20 +80,33 @@ class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+    cached_blocks: CachedBlocks | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def cached_prompt_tokens(self) -> int:
         return self.prompt_tokens_details.cached_tokens
 
     @classmethod
-    def of(cls, *, prompt: int, completion: int, cached: int = 0, reasoning: int = 0) -> TokenUsage:
+    def of(
+        cls,
+        *,
+        prompt: int,
+        completion: int,
+        cached: int = 0,
+        reasoning: int = 0,
+        image: int = 0,
+        cached_blocks: CachedBlocks | None = None,
+    ) -> TokenUsage:
         """Build a usage from plain counts, so that the total cannot disagree with its parts."""
         return cls(
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=cached, image_tokens=image or msgspec.UNSET
+            ),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning),
+            cached_blocks=cached_blocks or msgspec.UNSET,
         )
 
 
@@ -116,6 +151,26 @@ class ReplicaRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     reasoning_effort: str | None = None
     thinking: Any = None
     chat_template_kwargs: dict[str, Any] = {}
+
+
+class ReplicaEmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Texts to embed, as the gateway sends them to a replica of an embedding model.
+
+    An input is text or token ids, all of one kind. ``pooling`` null and ``dimensions`` null mean the model's own.
+    ``truncates``: longer inputs are cut to the model's length instead of refused. The other fields mean what
+    they mean in :class:`ReplicaRequest`.
+    """
+
+    request_id: str
+    model: str
+    inputs: EmbeddingInput
+    encoding_format: EncodingFormat = "float"
+    pooling: Pooling | None = None
+    dimensions: int | None = None
+    truncates: bool = False
+    billing_context: str = ""
+    account_id: str = ""
+    reject_if_busy: bool = False
 
 
 class AbortRequest(msgspec.Struct, frozen=True):

@@ -87,6 +87,7 @@ class SequenceStream(AsyncIterator[TokenOutput]):
         self.num_generated_tokens = 0
         """Tokens received so far; all of them once iteration has ended."""
         self.cached_prompt_tokens = 0
+        self.cached_head = b""
         self.finish_reason: SequenceFinish | None = None
         self._client = client
         self._pending: TokenOutput | None = None
@@ -124,6 +125,7 @@ class SequenceStream(AsyncIterator[TokenOutput]):
     def _push(self, output: TokenOutput) -> None:
         self.num_generated_tokens += len(output.token_ids)
         self.cached_prompt_tokens = output.cached_prompt_tokens
+        self.cached_head = output.cached_head or self.cached_head
         self.finish_reason = output.finish_reason
         self._pending = output if self._pending is None else _joined(self._pending, output)
         self._wake()

@@ -334,8 +334,14 @@ class Engine:
                 cached_prompt_tokens=sequence.cached_prompt_tokens or 0,
                 logprobs=None if row.logprobs is None else [row.logprobs],
                 queue_wait_s=sequence.queue_wait_s or 0.0,
+                cached_head=self._cached_head(sequence) if sequence.num_generated_tokens == 1 else b"",
             )
         )
+
+    def _cached_head(self, sequence: Sequence) -> bytes:
+        """The digest of the last block that the prompt was served from; empty when there was none."""
+        num_blocks = (sequence.cached_prompt_tokens or 0) // self.info.block_size
+        return sequence.block_hashes[num_blocks - 1] if num_blocks else b""
 
     def _put(self, sequence: Sequence, message: str = "") -> None:
         """Put out the end of a sequence that brings no token."""
@@ -346,6 +352,7 @@ class Engine:
                 cached_prompt_tokens=sequence.cached_prompt_tokens or 0,
                 queue_wait_s=sequence.queue_wait_s or 0.0,
                 message=message,
+                cached_head=self._cached_head(sequence),
             )
         )
 

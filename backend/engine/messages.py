@@ -120,7 +120,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     the last of them is the stop token (end of sequence or one of ``stop_token_ids``), which is not text,
     unless ``is_last_text``: the sequence's grammar was complete with it.
     ``logprobs`` has one entry per token when asked for. ``cached_prompt_tokens`` was fixed at first admission
-    (0 for a sequence that ended before it). ``queue_wait_s``: from arrival to first admission.
+    (0 for a sequence that ended before it); ``cached_head`` is the digest of the last block that they came
+    from, told once with the first output. ``queue_wait_s``: from arrival to first admission.
     ``refusal`` is set when the sequence was never admitted, ``message`` says why in one sentence (also for
     "error").
     """
@@ -134,6 +135,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     queue_wait_s: float = 0.0
     refusal: RefusalCode | None = None
     message: str = ""
+    cached_head: bytes = b""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -20,6 +20,9 @@ class TokenStream(Protocol):
     def cached_prompt_tokens(self) -> int: ...
 
     @property
+    def cached_head(self) -> bytes: ...
+
+    @property
     def finish_reason(self) -> SequenceFinish | None: ...
 
     @property

@@ -23,7 +23,7 @@ from backend.http.engine_port import Engine, TokenStream
 from backend.text.output import ChoiceText
 from backend.text.parts import OutputForm, Part
 from backend.text.stop_strings import StopStrings
-from backend.wire import FinishReason, TokenUsage
+from backend.wire import CachedBlocks, FinishReason, TokenUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,21 @@ class Generation:
         """Counts so far; final once :attr:`is_over` or settled."""
         # A request that left the queue before its first step has computed nothing and owes nothing.
         prompt = len(self._plan.prompt_token_ids) if self._was_admitted else 0
+        stream = self._choices[0].stream
+        cached = min(prompt, stream.cached_prompt_tokens)
         return TokenUsage.of(
             prompt=prompt,
             completion=sum(choice.num_tokens for choice in self._choices),
-            cached=min(prompt, self._choices[0].stream.cached_prompt_tokens),
+            cached=cached,
+            cached_blocks=self._cached_blocks(cached, stream.cached_head),
             reasoning=sum(choice.text.num_reasoning_tokens for choice in self._choices),
+            image=sum(span.num_tokens for span in self._plan.media) if self._was_admitted else 0,
         )
+
+    def _cached_blocks(self, cached: int, head: bytes) -> CachedBlocks | None:
+        if not cached or not head:
+            return None
+        return CachedBlocks(num_blocks=cached // self._engine.info.block_size, head=head.hex())
 
     @property
     def finish_reasons(self) -> list[FinishReason]:

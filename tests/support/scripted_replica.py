@@ -47,6 +47,7 @@ class Script:
     delay_s: float = 0.0
     refusal: str | None = None
     cached_prompt_tokens: int = 0
+    cached_head: bytes = b""
     message: str = ""
 
 
@@ -140,6 +141,7 @@ class ScriptedEngine:
                 token_ids=[token_id],
                 finish_reason=finish if is_last else None,
                 cached_prompt_tokens=script.cached_prompt_tokens,
+                cached_head=b"" if position else script.cached_head,
                 logprobs=None if top is None else [TokenLogprobs(token_id, -0.25, likeliest[:top])],
                 queue_wait_s=0.001,
                 message=script.message,

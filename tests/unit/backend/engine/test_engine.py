@@ -11,6 +11,7 @@ from torch import Tensor
 from backend.config import BackendConfig, CacheConfig, ModelSource, SchedulerConfig
 from backend.engine.engine import MAX_FAILURES_IN_A_ROW, Engine, choose_num_blocks
 from backend.engine.messages import SamplingParams, SequenceRequest, TokenOutput
+from backend.engine.prefix_cache import block_digest, root_digest
 from backend.engine.step import ShouldStop, StepPlan
 from tests.support.fake_engine import EOS_TOKEN_ID, POISON_TOKEN_ID, VOCAB_SIZE, FakeRunner
 from tests.support.fake_model import alone
@@ -281,3 +282,31 @@ def test_the_pool_is_sized_from_memory_or_given() -> None:
 
 def test_the_shorter_of_the_two_lengths_counts() -> None:
     assert engine_of().info.max_model_len == 256
+
+
+def test_the_head_of_the_cached_blocks_is_told_once_and_chains_over_all_of_them() -> None:
+    engine = engine_of()
+    prompt = prompt_of(50)
+    engine.submit(request_of(1, prompt))
+    assert [output.cached_head for output in run(engine)[1]] == [b""] * 8
+
+    engine.submit(request_of(2, prompt))
+    warm = run(engine)[2]
+    head = root_digest(b"")
+    for start in (0, 16, 32):
+        head = block_digest(head, prompt[start : start + 16])
+    assert warm[0].cached_prompt_tokens == 48
+    assert [output.cached_head for output in warm] == [head] + [b""] * 7
+
+
+def test_a_sequence_that_is_stopped_before_its_first_token_tells_the_head_too() -> None:
+    engine = engine_of(max_tokens_per_step=8)
+    prompt = prompt_of(50)
+    engine.submit(request_of(1, prompt[:32]))
+    run(engine)
+    engine.submit(request_of(2, prompt))
+    engine.step()
+    engine.abort(2)
+    (end,) = engine.take_outputs()
+    assert (end.finish_reason, end.cached_prompt_tokens) == ("abort", 32)
+    assert end.cached_head == block_digest(block_digest(root_digest(b""), prompt[:16]), prompt[16:32])

@@ -41,6 +41,14 @@ async def test_a_stream_has_a_role_text_a_reason_one_usage_and_an_end(replica: R
     }
 
 
+async def test_the_final_usage_says_which_blocks_the_prompt_was_served_from(replica: Replica) -> None:
+    replica.say("one two three", cached_prompt_tokens=16, cached_head=b"\x01" * 32)
+    answer = await replica.complete(stream=True, request_id="abc")
+    blocks = {"num_blocks": 16 // replica.engine.info.block_size, "head": "01" * 32}
+    assert answer.chunks[-1]["usage"]["cached_blocks"] == blocks
+    assert (await replica.usages())[0]["usage"]["cached_blocks"] == blocks
+
+
 async def test_a_whole_answer_says_the_same_as_the_stream(replica: Replica) -> None:
     replica.say("hello 삼겹살 👋🏽 world")
     stream = await replica.complete(stream=True)
