@@ -24,15 +24,19 @@ from gateway.auth import Authenticator, SaltMaker
 from gateway.call import SurfaceForm
 from gateway.catalog import Catalog
 from gateway.client import ReplicaClient
-from gateway.config import GatewayConfig, ReplicaAddress, ServedModel
+from gateway.config import GatewayConfig, ImagesConfig, ReplicaAddress, ServedModel
 from gateway.dispatch import Dispatcher
 from gateway.edge.admission import BodyBudget
 from gateway.edge.aiohttp_exchange import expect_continue, serve_exchange
 from gateway.edge.server import EdgeServer
+from gateway.handlers.binding import BindingForm
 from gateway.handlers.inference import InferenceRoutes
 from gateway.handlers.native import NativeForm
 from gateway.handlers.openai import OpenAIForm
 from gateway.handlers.ops import OpsRoutes, edge_refusal, envelop_errors
+from gateway.images.addresses import AddressGuard
+from gateway.images.fetcher import ImageFetcher
+from gateway.images.intake import ImageIntake
 from gateway.inquiry import UsageInquiry
 from gateway.limits import AccountLimits
 from gateway.logs import AccessLog, configure_logging, stderr_writer
@@ -200,6 +204,7 @@ class Gateway:
             self._journal.commit,
             timeout_s=config.upstream.idle_timeout_s,
         )
+        self._bodies = BodyBudget(config.max_buffered_body_bytes)
         self._pipeline = self._build_pipeline(loop.time)
         self.server = self._build_server(loop.time)
 
@@ -220,6 +225,7 @@ class Gateway:
             authenticator=self._authenticator,
             catalog=self._catalog,
             limits=AccountLimits(config.limits, time.monotonic_ns),
+            images=_build_intake(config.images, self._bodies),
             salts=self._salts,
             dispatcher=dispatcher,
             predictions=predictions,
@@ -236,6 +242,7 @@ class Gateway:
         config = self._config
         max_choices = config.limits.max_choices
         surfaces: dict[str, SurfaceForm] = {"run": NativeForm(max_choices), "v1": OpenAIForm(max_choices)}
+        surfaces["binding"] = BindingForm(max_choices)
         inference = InferenceRoutes(self._pipeline, self._telemetry, surfaces, clock)
         ops = OpsRoutes(
             self.table,
@@ -246,14 +253,13 @@ class Gateway:
             ledger_trouble=lambda: _UNWRITABLE if self._journal.has_failed else self._books.trouble,
             started_at=int(time.time()),
         )
-        bodies = BodyBudget(config.max_buffered_body_bytes)
         return EdgeServer(
             config,
             inference.match,
-            _application(config, inference, ops, bodies),
+            _application(config, inference, ops, self._bodies),
             refusal=edge_refusal,
             early_check=inference.is_wanted,
-            bodies=bodies,
+            bodies=self._bodies,
         )
 
     async def start(self) -> None:
@@ -296,6 +302,14 @@ class Gateway:
         task.add_done_callback(self._background.discard)
 
 
+def _build_intake(config: ImagesConfig, bodies: BodyBudget) -> ImageIntake:
+    try:
+        guard = AddressGuard(config.allowed_networks)
+    except ValueError as error:
+        raise ValueError(f"gateway.images.allowed_networks: {error}") from error
+    return ImageIntake(config, ImageFetcher(config, guard), bodies)
+
+
 def _application(
     config: GatewayConfig, inference: InferenceRoutes, ops: OpsRoutes, bodies: BodyBudget
 ) -> web.Application:
@@ -317,6 +331,8 @@ def _application(
     app = web.Application(client_max_size=config.max_body_bytes, middlewares=[envelop_errors])
     app.on_response_prepare.append(name_no_software)
     app.router.add_post("/client/v4/accounts/{resource:.*}", infer, expect_handler=expect)
+    app.router.add_post("/run", infer, expect_handler=expect)
+    app.router.add_post("/ai-gateway/run", infer, expect_handler=expect)
     ops.add_to(app.router)
     return app
 

@@ -54,23 +54,25 @@ class Authenticator:
         self._cache: OrderedDict[bytes, _Entry] = OrderedDict()
         self._lookups: dict[bytes, asyncio.Task[Principal | None]] = {}
 
-    async def authenticate(self, authorization: str | None, account_id: str) -> Principal:
-        """The caller, who must belong to the account that the path names.
+    async def authenticate(
+        self, authorization: str | None, account_id: str, *, permission: str = RUN_PERMISSION
+    ) -> Principal:
+        """The caller, who must belong to the account that the path names; "" stands for the token's own.
+
+        An empty ``permission`` admits every valid token.
 
         Raises:
-            Refusal: 401 when there is no valid token of this account; 403 when it may not run models; 503
+            Refusal: 401 when there is no valid token of this account; 403 when it lacks the permission; 503
                 when the directory cannot say.
         """
         secret = _bearer_token(authorization)
         if secret is None:
             raise unauthenticated()
         principal = await self._find(hash_token(secret))
-        if principal is None or not hmac.compare_digest(
-            principal.account_id.encode(), account_id.encode("utf-8", "surrogatepass")
-        ):
+        if principal is None or not (account_id == "" or _is_of(principal, account_id)):
             raise unauthenticated()
-        if RUN_PERMISSION not in principal.permissions:
-            raise Refusal(Reason.NOT_PERMITTED, f"The API token lacks the permission {RUN_PERMISSION}")
+        if permission and permission not in principal.permissions:
+            raise Refusal(Reason.NOT_PERMITTED, f"The API token lacks the permission {permission}")
         return principal
 
     async def _find(self, token_hash: bytes) -> Principal | None:
@@ -108,6 +110,10 @@ class Authenticator:
         while len(self._cache) > self._config.max_cached_tokens:
             self._cache.popitem(last=False)
         return principal
+
+
+def _is_of(principal: Principal, account_id: str) -> bool:
+    return hmac.compare_digest(principal.account_id.encode(), account_id.encode("utf-8", "surrogatepass"))
 
 
 def _bearer_token(authorization: str | None) -> str | None:

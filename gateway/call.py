@@ -14,9 +14,15 @@ from billing.rates import Charge
 from billing.usage import Status, Surface, UsageRecord, new_request_id
 from gateway.config import ServedModel
 from gateway.edge.exchange import Exchange
+from gateway.errors import Refusal
+from gateway.images.intake import ImagePlan
 from gateway.replicas import Replica
 from gateway.sse import StreamRelay
+from gateway.wire.embeddings import EmbeddingsRequest
 from gateway.wire.openai import ChatRequest
+
+InferenceRequest = ChatRequest | EmbeddingsRequest
+"""A decoded request: what it asks for differs, what the pipeline decides upon does not."""
 
 
 def ray_of(request_id: str) -> str:
@@ -29,7 +35,7 @@ class SurfaceForm(Protocol):
 
     name: Surface
 
-    def decode(self, body: bytes, path_model: str | None, query: str) -> ChatRequest:
+    def decode(self, body: bytes, path_model: str | None, query: str) -> InferenceRequest:
         """Raises Refusal naming the wrong field."""
 
     def completion(self, completion: bytes, usage: bytes) -> bytes:
@@ -37,6 +43,9 @@ class SurfaceForm(Protocol):
 
     def stream_end(self, final_chunk: bytes, usage: bytes, *, includes_usage: bool) -> bytes:
         """What follows the forwarded chunks when the answer is complete and recorded."""
+
+    def refusal(self, refusal: Refusal, request_id: str) -> bytes:
+        """The body of a refusal."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +72,8 @@ class Interruption(msgspec.Struct, frozen=True, kw_only=True):
 class Call:
     """State of one request. ``started_at`` is the loop's clock, ``started_at_us`` the wall's.
 
-    ``principal``, ``chat`` and ``model`` are set in this order by admission, ``replica`` by the first
-    attempt.
+    ``principal``, ``request``, ``model`` and ``images`` are set in this order by admission, ``replica`` by
+    the first attempt. Until ``principal`` is known, ``account_id`` is what the path names, "" when it names none.
     """
 
     exchange: Exchange
@@ -76,8 +85,9 @@ class Call:
     request_id: str = ""
     ray: str = ""
     principal: Principal = field(init=False)
-    chat: ChatRequest = field(init=False)
+    request: InferenceRequest = field(init=False)
     model: ServedModel = field(init=False)
+    images: ImagePlan = field(init=False)
     replica: Replica = field(init=False)
     session: str = ""
     affinity_key: str = ""

@@ -27,10 +27,14 @@ class ReplicaAddress(_Section, frozen=True):
 
 
 class ServedModel(_Section, frozen=True):
-    """A catalog entry: ``aliases`` are other ids that clients may use for it; bills name ``id``."""
+    """A catalog entry: ``aliases`` are other ids that clients may use for it; bills name ``id``.
+
+    ``sees_images`` null: nobody here has looked at the checkpoint, so its replicas decide.
+    """
 
     id: str
     aliases: list[str] = []
+    sees_images: bool | None = None
     max_model_len: int = 8192
     default_max_tokens: int = 256
     default_temperature: float = 1.0
@@ -91,6 +95,26 @@ class LimitsConfig(_Section, frozen=True):
     max_tracked_buckets: int = 100_000
 
 
+class ImagesConfig(_Section, frozen=True):
+    """Images in messages. What one may be (bytes, pixels, tokens) is the replica's business; here is how many
+    a request may hold, and which may be fetched for it.
+
+    ``allowed_hosts`` empty means that nothing is fetched. An entry is a host name, ``*.`` before one for all
+    below it, each with an optional ``:port``. They may resolve to public addresses, and to those in
+    ``allowed_networks`` (CIDR). ``fetch_timeout_s`` bounds one fetch as a whole, waiting for one of the
+    ``max_concurrent_fetches`` of the gateway included.
+    """
+
+    max_per_request: AtLeastOne = 64
+    allowed_hosts: list[str] = []
+    allowed_networks: list[str] = []
+    allows_plain_http: bool = False
+    max_fetched_per_request: AtLeastOne = 8
+    max_fetched_bytes: AtLeastOne = 20 * 1024 * 1024
+    max_concurrent_fetches: AtLeastOne = 16
+    fetch_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
+
+
 class AuthConfig(_Section, frozen=True):
     """``cache_ttl_s`` bounds how long a revoked API token can still be used."""
 
@@ -148,6 +172,7 @@ class GatewayConfig(_Section, frozen=True):
     upstream: UpstreamConfig = UpstreamConfig()
     health: HealthConfig = HealthConfig()
     limits: LimitsConfig = LimitsConfig()
+    images: ImagesConfig = ImagesConfig()
     auth: AuthConfig = AuthConfig()
     metering: MeteringConfig = MeteringConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

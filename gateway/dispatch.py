@@ -30,7 +30,7 @@ from gateway.responses import stream_headers
 from gateway.routing import Ranking
 from gateway.sse import BrokenStreamError, StreamRelay
 from gateway.wire.openai import usage_of
-from gateway.wire.replica import CHAT_PATH, decode_refusal
+from gateway.wire.replica import decode_refusal
 
 _log = logging.getLogger(__name__)
 
@@ -133,10 +133,10 @@ class Dispatcher:
         )
         response = await self._client.open(
             replica.address,
-            CHAT_PATH,
+            call.request.replica_path,
             (*self._headers, *headers),
             body,
-            first_byte_timeout_s=None if call.chat.is_stream else self._whole_answer_timeout_s,
+            first_byte_timeout_s=None if call.request.is_stream else self._whole_answer_timeout_s,
         )
         if response.status != 200:
             raise await _refused(replica, response)
@@ -158,15 +158,16 @@ class Dispatcher:
     async def _relay(self, call: Call, replica: Replica, response: ReplicaResponse) -> Answer | Interruption:
         """Forward a stream's chunks. Raises ReplicaError only as long as the client got nothing."""
         exchange = call.exchange
+        form = call.request.answer_form
 
         def write(data: bytes) -> None:
             if not exchange.is_started:
                 start_stream(call)
-            if call.span is None:
-                relay.write = exchange.write  # nothing is left to look at
-            else:
+            if call.span is not None:
                 _note_finish_reasons(call, data)
-            exchange.write(data)
+            elif form is None:
+                relay.write = exchange.write  # nothing is left to look at
+            exchange.write(data if form is None else form.forward(data))
 
         relay = call.relay = StreamRelay(write, clock=self._clock)
         exchange.on_writable(

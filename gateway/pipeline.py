@@ -25,6 +25,7 @@ from gateway.call import Answer, Call, Interruption
 from gateway.catalog import Catalog
 from gateway.dispatch import Dispatcher, start_stream
 from gateway.errors import Refusal, aborted, body_encoding, metering_unavailable, no_capacity
+from gateway.images.intake import ImageIntake
 from gateway.inquiry import UsageInquiry
 from gateway.limits import AccountLimits
 from gateway.metering import MeteringUnavailableError, UsageJournal
@@ -33,8 +34,9 @@ from gateway.reconciliation import KnownRequests
 from gateway.records import estimate, plausible, record_of, usage_seen
 from gateway.responses import completion_headers
 from gateway.routing import derived_key
+from gateway.wire.embeddings import EmbeddingsRequest
 from gateway.wire.openai import encode_usage, error_frame
-from gateway.wire.replica import BillingContext, encode_billing_context, encode_request
+from gateway.wire.replica import BillingContext, encode_billing_context, encode_embeddings, encode_request
 from gateway.wire.workers_ai import affinity_of, session_label
 
 _log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class Pipeline:
         authenticator: Authenticator,
         catalog: Catalog,
         limits: AccountLimits,
+        images: ImageIntake,
         salts: SaltMaker,
         dispatcher: Dispatcher,
         predictions: CachePredictions,
@@ -63,6 +66,7 @@ class Pipeline:
         self._authenticator = authenticator
         self._catalog = catalog
         self._limits = limits
+        self._images = images
         self._salts = salts
         self._dispatcher = dispatcher
         self._predictions = predictions
@@ -83,12 +87,14 @@ class Pipeline:
         exchange = call.exchange
         authorization = exchange.headers.get("authorization")
         call.principal = await self._authenticator.authenticate(authorization, call.account_id)
+        call.account_id = call.principal.account_id
         encoding = exchange.headers.get("content-encoding")
         if encoding is not None and encoding != "identity":
             raise body_encoding(encoding)
-        call.chat = call.surface.decode(exchange.body, call.path_model, exchange.query)
-        call.model = self._catalog.find(call.chat.model)
+        call.request = call.surface.decode(exchange.body, call.path_model, exchange.query)
+        call.model = self._catalog.find(call.request.model)
         call.model_id = call.model.id
+        call.images = self._images.plan(call.request, call.model)
         if self._journal.is_full:
             raise no_capacity()
         if self._journal.is_failing:
@@ -105,6 +111,7 @@ class Pipeline:
                 self._break_off(call, answer.code, answer.message)
                 await asyncio.shield(self._keep(self._record_interrupted(call, answer.status)))
         finally:
+            call.images.release()
             reservation.release()
             self._known.ended(call.request_id)
 
@@ -133,22 +140,16 @@ class Pipeline:
         """Let a replica answer; a stream's chunks reach the client meanwhile. Stops at once when the client
         leaves.
         """
-        exchange, chat, model = call.exchange, call.chat, call.model
-        call.session = affinity_of(exchange.headers, chat.body.options)
-        call.affinity_key = call.session or derived_key(chat.messages, chat.body.tools)
-        body = encode_request(
-            chat,
-            model,
-            request_id=call.request_id,
-            cache_salt=self._salts.salt_for(call.account_id),
-            billing_context=self._billing_context(call),
-            account_id=call.account_id,
-        )
+        exchange, request, model = call.exchange, call.request, call.model
+        call.session = affinity_of(exchange.headers, request.options) or request.prompt_cache_key or ""
+        call.affinity_key = call.session or _derived_key(call)
         task = cast("asyncio.Task[None]", asyncio.current_task(self._loop))
         exchange.on_disconnect(lambda: _cancel(task))
         try:
+            await self._images.fetch(call.images)
+            body = self._encoded(call)
             return await self._dispatcher.answer(
-                call, model.id, body, self._outbound_headers(call), chat.rejects_if_busy
+                call, model.id, body, self._outbound_headers(call), request.rejects_if_busy
             )
         except asyncio.CancelledError:
             has_left = exchange.is_disconnected
@@ -163,13 +164,35 @@ class Pipeline:
         finally:
             exchange.on_disconnect(None)
 
+    def _encoded(self, call: Call) -> bytes:
+        """The request for a replica."""
+        request, model = call.request, call.model
+        context = self._billing_context(call)
+        if isinstance(request, EmbeddingsRequest):
+            return encode_embeddings(
+                request,
+                model,
+                request_id=call.request_id,
+                billing_context=context,
+                account_id=call.account_id,
+            )
+        return encode_request(
+            request,
+            model,
+            messages=call.images.messages,
+            request_id=call.request_id,
+            cache_salt=self._salts.salt_for(call.account_id),
+            billing_context=context,
+            account_id=call.account_id,
+        )
+
     def _billing_context(self, call: Call) -> str:
         return encode_billing_context(
             BillingContext(
                 account_id=call.account_id,
                 token_id=call.principal.token_id,
                 model=call.model.id,
-                requested_model=call.chat.model,
+                requested_model=call.request.model,
                 surface=call.surface.name,
                 session=session_label(call.session),
                 started_at_us=call.started_at_us,
@@ -231,24 +254,33 @@ class Pipeline:
     def _end(self, call: Call, answer: Answer, recorded: TokenUsage) -> None:
         """Let the end of a recorded answer out, with the counts of its record."""
         exchange, neurons_e4 = call.exchange, call.charge.neurons_e4
+        form = call.request.answer_form or call.surface
         usage = encode_usage(recorded, neurons_e4)
         if answer.completion:
             call.http_status = 200
-            body = call.surface.completion(answer.completion, usage)
+            body = form.completion(answer.completion, usage)
             exchange.respond(200, completion_headers(call, neurons_e4), body)
             return
         if not exchange.is_started:
             start_stream(call)
         exchange.finish(
-            call.surface.stream_end(answer.final_chunk, usage, includes_usage=call.chat.includes_usage)
+            form.stream_end(answer.final_chunk, usage, includes_usage=call.request.includes_usage)
         )
 
     def _break_off(self, call: Call, code: str, message: str) -> None:
         """End a started stream with an error event and a closed connection, without ``[DONE]``."""
         if call.exchange.is_started:
             call.refused_for = code
-            call.exchange.write(error_frame(code, message))
+            form = call.request.answer_form
+            call.exchange.write(error_frame(code, message) if form is None else form.failure(code, message))
             call.exchange.abort()
+
+
+def _derived_key(call: Call) -> str:
+    request = call.request
+    if isinstance(request, EmbeddingsRequest):
+        return call.request_id  # replicas of embedding models remember nothing: spread the requests
+    return derived_key(request.messages, request.body.tools)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

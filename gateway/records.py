@@ -31,7 +31,7 @@ def record_of(call: Call, status: Status, usage: TokenUsage, *, is_estimated: bo
         account_id=call.account_id,
         token_id=call.principal.token_id,
         model=call.model.id,
-        requested_model=call.chat.model,
+        requested_model=call.request.model,
         surface=call.surface.name,
         replica_id=call.replica.id,
         session=session_label(call.session),
@@ -62,6 +62,8 @@ def plausible(usage: TokenUsage) -> TokenUsage:
 
 def estimate(call: Call) -> TokenUsage:
     """Counts of a request whose replica cannot be asked: forwarded chunks, and the prompt by its size."""
-    num_tokens = max(call.num_frames - call.chat.num_choices, 0)  # a choice's first chunk holds no text
-    prompt_tokens = len(call.exchange.body) // _BYTES_PER_TOKEN if call.num_frames else 0
+    num_tokens = max(call.num_frames - call.request.num_choices, 0)  # a choice's first chunk holds no text
+    # What an image costs nobody here can tell, least of all the length of its file: it is left out.
+    num_bytes = max(len(call.exchange.body) - call.images.num_url_chars, 0)
+    prompt_tokens = num_bytes // _BYTES_PER_TOKEN if call.num_frames else 0
     return TokenUsage.of(prompt=prompt_tokens, completion=num_tokens)

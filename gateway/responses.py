@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.call import Call
 from gateway.edge.exchange import Headers
 from gateway.errors import Refusal
+from gateway.wire.workers_ai import GATEWAY_RUN_PATH
 
 REPLICA_HEADER = "x-embergate-replica"
 
@@ -18,7 +19,13 @@ _JSON = ("content-type", "application/json")
 
 def stream_headers(call: Call) -> Headers:
     """Headers of a stream; neurons are not known yet."""
-    return (*_STREAM, ("cf-ai-req-id", call.request_id), ("cf-ray", call.ray), *_replica(call))
+    return (
+        *_STREAM,
+        ("cf-ai-req-id", call.request_id),
+        ("cf-ray", call.ray),
+        *_log_id(call),
+        *_replica(call),
+    )
 
 
 def completion_headers(call: Call, neurons_e4: int) -> Headers:
@@ -28,6 +35,7 @@ def completion_headers(call: Call, neurons_e4: int) -> Headers:
         ("cf-ai-req-id", call.request_id),
         ("cf-ai-neurons", format_neurons(neurons_e4)),
         ("cf-ray", call.ray),
+        *_log_id(call),
         *_replica(call),
     )
 
@@ -46,6 +54,11 @@ def format_neurons(neurons_e4: int) -> str:
     """Ten-thousandths of a neuron as a plain decimal number."""
     whole, fraction = divmod(neurons_e4, 10_000)
     return f"{whole}.{fraction:04d}".rstrip("0").rstrip(".")
+
+
+def _log_id(call: Call) -> Headers:
+    """What ``env.AI.gateway(id).getLog`` finds this request by."""
+    return (("cf-aig-log-id", call.request_id),) if call.exchange.path == GATEWAY_RUN_PATH else ()
 
 
 def _replica(call: Call) -> Headers:

@@ -22,6 +22,8 @@ from opentelemetry.util.types import AttributeValue
 
 from gateway.call import Call
 from gateway.config import TelemetryConfig
+from gateway.wire.embeddings import EmbeddingsRequest
+from gateway.wire.openai import ChatRequest
 
 _SCOPE = "embergate.gateway"
 _PROVIDER = "embergate"
@@ -68,7 +70,8 @@ class Tracing:
         if error_type:
             attributes["error.type"] = error_type
             span.set_status(Status(StatusCode.ERROR))
-        span.update_name(f"chat {call.model_id}" if call.model_id else "chat")
+        operation = _operation(call)
+        span.update_name(f"{operation} {call.model_id}" if call.model_id else operation)
         span.set_attributes(attributes)
         span.end()
         self._observe(call, duration_s, error_type)
@@ -81,7 +84,7 @@ class Tracing:
 
     def _observe(self, call: Call, duration_s: float, error_type: str) -> None:
         labels: dict[str, AttributeValue] = {
-            "gen_ai.operation.name": "chat",
+            "gen_ai.operation.name": _operation(call),
             "gen_ai.provider.name": _PROVIDER,
             "gen_ai.response.model": call.model_id,
         }
@@ -93,7 +96,7 @@ class Tracing:
         if record is None or not record.ttft_us:
             return
         self._ttft.record(record.ttft_us / _MICROS, labels)
-        if call.chat.is_stream and record.completion_tokens > 1:
+        if call.request.is_stream and record.completion_tokens > 1:
             rest_s = (record.finished_at_us - record.started_at_us - record.ttft_us) / _MICROS
             self._tpot.record(rest_s / (record.completion_tokens - 1), labels)
 
@@ -108,6 +111,12 @@ def tracing_from_config(config: TelemetryConfig) -> Tracing:
     return Tracing(tracers, MeterProvider(resource=resource, metric_readers=[reader]))
 
 
+def _operation(call: Call) -> str:
+    """The request may not have been decoded."""
+    is_embedding = call.model_id and isinstance(call.request, EmbeddingsRequest)
+    return "embeddings" if is_embedding else "chat"
+
+
 def _error_of(call: Call) -> str:
     record = call.record
     return "" if record is None or record.status == "ok" else record.status
@@ -115,7 +124,7 @@ def _error_of(call: Call) -> str:
 
 def _attributes(call: Call) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
-        "gen_ai.operation.name": "chat",
+        "gen_ai.operation.name": _operation(call),
         "gen_ai.provider.name": _PROVIDER,
         "embergate.request_id": call.request_id,
         "embergate.account_id": call.account_id,
@@ -140,7 +149,16 @@ def _attributes(call: Call) -> dict[str, AttributeValue]:
 
 
 def _request_attributes(call: Call) -> dict[str, AttributeValue]:
-    chat, body = call.chat, call.chat.body
+    request = call.request
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.request.model": request.model,
+        "gen_ai.request.stream": request.is_stream,
+    }
+    return attributes | _sampling_attributes(request) if isinstance(request, ChatRequest) else attributes
+
+
+def _sampling_attributes(chat: ChatRequest) -> dict[str, AttributeValue]:
+    body = chat.body
     optional: dict[str, AttributeValue | None] = {
         "gen_ai.request.max_tokens": chat.max_tokens,
         "gen_ai.request.temperature": body.temperature,
@@ -150,9 +168,4 @@ def _request_attributes(call: Call) -> dict[str, AttributeValue]:
         "gen_ai.request.stop_sequences": chat.stop or None,
         "gen_ai.request.choice.count": chat.num_choices if chat.num_choices > 1 else None,
     }
-    attributes: dict[str, AttributeValue] = {
-        name: value for name, value in optional.items() if value is not None
-    }
-    attributes["gen_ai.request.model"] = chat.model
-    attributes["gen_ai.request.stream"] = chat.is_stream
-    return attributes
+    return {name: value for name, value in optional.items() if value is not None}

@@ -13,7 +13,8 @@ from gateway.errors import Reason, Refusal, no_route
 from gateway.pipeline import Pipeline
 from gateway.responses import refusal_headers
 from gateway.telemetry import Telemetry
-from gateway.wire.workers_ai import encode_refusal, parse_target
+from gateway.wire.binding import account_of, model_of
+from gateway.wire.workers_ai import RunTarget, parse_target
 
 _log = logging.getLogger(__name__)
 
@@ -42,14 +43,16 @@ class InferenceRoutes:
         target = parse_target(path)
         if target is None or headers.get("content-encoding", "identity") != "identity":
             return False
-        return await self._pipeline.admits(headers.get("authorization"), target.account_id)
+        account_id, _ = _address(target, headers)
+        return await self._pipeline.admits(headers.get("authorization"), account_id)
 
     async def handle(self, exchange: Exchange) -> None:
         """Answer one request, whatever happens."""
         target = parse_target(exchange.path)
         if target is None:
             raise no_route(exchange.path)
-        call = Call(exchange, self._surfaces[target.surface], target.account_id, target.model, self._clock())
+        account_id, model = _address(target, exchange.headers)
+        call = Call(exchange, self._surfaces[target.surface], account_id, model, self._clock())
         self._telemetry.started(call)
         try:
             await self._pipeline.serve(call)
@@ -69,5 +72,12 @@ class InferenceRoutes:
             exchange.abort()
             return
         call.http_status = refusal.reason.status
-        body = encode_refusal(refusal, call.request_id)
+        body = call.surface.refusal(refusal, call.request_id)
         exchange.respond(refusal.reason.status, refusal_headers(call, refusal), body)
+
+
+def _address(target: RunTarget, headers: Mapping[str, str]) -> tuple[str, str | None]:
+    """Whose request it is ("": that of the API token's account) and for which model."""
+    if target.surface != "binding":
+        return target.account_id, target.model
+    return account_of(headers), model_of(headers)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from billing.usage import Surface
-from gateway.errors import bad_input
+from gateway.errors import Refusal, bad_input
 from gateway.wire.openai import DONE_FRAME, ChatRequest, decode_chat, frame, with_usage
-from gateway.wire.workers_ai import envelop, native_tail
+from gateway.wire.workers_ai import encode_refusal, envelop, native_tail
 
 
 class NativeForm:
@@ -26,3 +26,6 @@ class NativeForm:
 
     def stream_end(self, final_chunk: bytes, usage: bytes, *, includes_usage: bool) -> bytes:
         return frame(with_usage(final_chunk, usage)) + native_tail(usage) + DONE_FRAME
+
+    def refusal(self, refusal: Refusal, request_id: str) -> bytes:
+        return encode_refusal(refusal, request_id)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from billing.usage import Surface
+from gateway.errors import Refusal
 from gateway.wire.openai import DONE_FRAME, ChatRequest, decode_chat, frame, with_usage
+from gateway.wire.workers_ai import encode_refusal
 
 
 class OpenAIForm:
@@ -22,3 +24,6 @@ class OpenAIForm:
 
     def stream_end(self, final_chunk: bytes, usage: bytes, *, includes_usage: bool) -> bytes:
         return frame(with_usage(final_chunk, usage)) + DONE_FRAME if includes_usage else DONE_FRAME
+
+    def refusal(self, refusal: Refusal, request_id: str) -> bytes:
+        return encode_refusal(refusal, request_id)

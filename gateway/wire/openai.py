@@ -6,6 +6,7 @@ honoured, is refused by name. ``messages`` stay plain data, because the chat tem
 
 from __future__ import annotations
 
+import binascii
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -13,19 +14,22 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from backend.wire import TokenUsage
+from backend.wire import CHAT_PATH, TokenUsage
 from gateway.errors import Reason, Refusal, bad_input
+from gateway.wire.answer_form import AnswerForm
+from gateway.wire.image_parts import with_image
+from gateway.wire.messages import check_message
 from gateway.wire.workers_ai import RunOptions
 
 DONE_FRAME = b"data: [DONE]\n\n"
 
 _ABSENT = (b"", b"null")
-_ROLES = frozenset(("developer", "system", "user", "assistant", "tool", "function"))
-_ROLES_WITH_OPTIONAL_CONTENT = frozenset(("assistant", "tool", "function"))
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9.-]{1,30}:")
 _TOOL_CHOICES = ("none", "auto", "required")
 _MAX_CHOICES = 128
 _MAX_LOGIT_BIAS = 1024
 
+Byte = Annotated[int, Meta(ge=0, le=255)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 NumTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -50,6 +54,7 @@ class ChatBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
+    image: str | list[Byte] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: NumTokens | None = None
@@ -78,6 +83,7 @@ class ChatBody(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_effort: ReasoningEffort | msgspec.UnsetType | None = msgspec.UNSET
     thinking: dict[str, Any] | bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
     options: RunOptions | None = None
     requests: msgspec.Raw = msgspec.Raw()
     request_id: msgspec.Raw = msgspec.Raw()
@@ -97,6 +103,16 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_stream: bool
     includes_usage: bool
     rejects_if_busy: bool
+    answer_form: AnswerForm | None = None
+    replica_path: str = CHAT_PATH
+
+    @property
+    def options(self) -> RunOptions | None:
+        return self.body.options
+
+    @property
+    def prompt_cache_key(self) -> str | None:
+        return self.body.prompt_cache_key
 
 
 class _NeuronUsage(msgspec.Struct, frozen=True):
@@ -138,11 +154,11 @@ def decode_chat(raw: bytes, *, path_model: str | None, allows_prompt: bool, max_
     try:
         body = _body_decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _explain(error) from error
+        raise explain_decoding(error) from error
     model = path_model or body.model
     if not model:
         raise bad_input("/model", "is required")
-    messages = _messages_of(body, allows_prompt)
+    messages = _with_image(_messages_of(body, allows_prompt), body.image, allows_prompt)
     _check_choices(body, max_choices)
     _check_tools(body)
     _check_response_format(body)
@@ -173,47 +189,26 @@ def _messages_of(body: ChatBody, allows_prompt: bool) -> list[dict[str, Any]]:
     if not body.messages:
         raise bad_input("/messages", "must hold at least one message")
     for index, message in enumerate(body.messages):
-        _check_message(index, message)
+        check_message(index, message)
     return body.messages
 
 
-def _check_message(index: int, message: dict[str, Any]) -> None:
-    role = message.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise bad_input(f"/messages/{index}/role", f"must be one of {', '.join(sorted(_ROLES))}")
-    content = message.get("content")
-    if isinstance(content, list):
-        _check_parts(f"/messages/{index}/content", content)
-    elif content is None:
-        if role not in _ROLES_WITH_OPTIONAL_CONTENT:
-            raise bad_input(f"/messages/{index}/content", f"is required for role {role}")
-    elif not isinstance(content, str):
-        raise bad_input(f"/messages/{index}/content", "must be a string, an array of parts, or null")
-    if message.get("tool_calls"):
-        _check_tool_calls(f"/messages/{index}/tool_calls", message["tool_calls"])
-
-
-def _check_parts(pointer: str, parts: list[Any]) -> None:
-    for index, part in enumerate(parts):
-        if not isinstance(part, dict):
-            raise bad_input(f"{pointer}/{index}", "must be an object with a type")
-        kind = part.get("type")
-        if kind == "text":
-            if not isinstance(part.get("text"), str):
-                raise bad_input(f"{pointer}/{index}/text", "must be a string")
-        elif kind != "refusal":
-            raise bad_input(f"{pointer}/{index}/type", "only 'text' parts are supported by this model")
-
-
-def _check_tool_calls(pointer: str, calls: Any) -> None:
-    if not isinstance(calls, list):
-        raise bad_input(pointer, "must be an array")
-    for index, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise bad_input(f"{pointer}/{index}/function/name", "must be a string")
-        if not isinstance(function.get("arguments"), str | dict | None):
-            raise bad_input(f"{pointer}/{index}/function/arguments", "must be a JSON object in a string")
+def _with_image(
+    messages: list[dict[str, Any]], image: str | list[int] | None, is_native: bool
+) -> list[dict[str, Any]]:
+    """The native form's own field for an image, as the first part of what the user said last."""
+    if not image:
+        return messages
+    if not is_native:
+        raise bad_input("/image", "belongs to /ai/run; here images are 'image_url' parts of messages")
+    if not isinstance(image, str):
+        url = f"data:;base64,{binascii.b2a_base64(bytes(image), newline=False).decode()}"
+    else:
+        url = image if _SCHEME.match(image) else f"data:;base64,{image}"
+    changed = with_image(messages, url)
+    if changed is None:
+        raise bad_input("/image", "there is no message of a user that it could belong to")
+    return changed
 
 
 def _check_choices(body: ChatBody, max_choices: int) -> None:
@@ -314,7 +309,7 @@ _AT = re.compile(r"^(?P<problem>.*?) - at `(?P<path>\$.*)`$", re.DOTALL)
 _AT_KEY = re.compile(r"^(?P<problem>.*?) - at `key` in `(?P<path>\$.*)`$", re.DOTALL)
 
 
-def _explain(error: Exception) -> Refusal:
+def explain_decoding(error: Exception) -> Refusal:
     """A decoding error as a refusal that names the field."""
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
-from backend.wire import AbortResult, ErrorBody, ReplicaRequest
+from backend.wire import AbortResult, ErrorBody, ReplicaEmbeddingsRequest, ReplicaRequest
 from billing.usage import Surface
 from gateway.config import ServedModel
-from gateway.errors import Reason, Refusal
+from gateway.errors import Reason, Refusal, bad_input
+from gateway.wire.embeddings import EmbeddingsRequest
 from gateway.wire.openai import ChatBody, ChatRequest
 
-CHAT_PATH = "/v1/chat/completions"
 ABORT_PATH = "/abort"
 USAGES_PATH = "/usages"
 
+_INDEX = re.compile(r"\[(\d+)\]")
 _context_overflow_codes = frozenset(("context_length_exceeded",))
 
 
@@ -45,22 +47,51 @@ def decode_billing_context(text: str) -> BillingContext | None:
         return None
 
 
+def encode_embeddings(
+    request: EmbeddingsRequest,
+    model: ServedModel,
+    *,
+    request_id: str,
+    billing_context: str,
+    account_id: str,
+) -> bytes:
+    """The texts as a replica gets them."""
+    return msgspec.json.encode(
+        ReplicaEmbeddingsRequest(
+            request_id=request_id,
+            model=model.id,
+            inputs=request.inputs,
+            encoding_format=request.encoding_format,
+            pooling=request.pooling,
+            dimensions=request.dimensions,
+            truncates=request.truncates,
+            billing_context=billing_context,
+            account_id=account_id,
+            reject_if_busy=request.rejects_if_busy,
+        )
+    )
+
+
 def encode_request(
     chat: ChatRequest,
     model: ServedModel,
     *,
+    messages: list[dict[str, Any]],
     request_id: str,
     cache_salt: str,
     billing_context: str,
     account_id: str,
 ) -> bytes:
-    """The request as a replica gets it. Nothing of the client's credentials or options is among it."""
+    """The request as a replica gets it. Nothing of the client's credentials or options is among it.
+
+    ``messages`` are those of ``chat``, with every image in them.
+    """
     body = chat.body
     return msgspec.json.encode(
         ReplicaRequest(
             request_id=request_id,
             model=model.id,
-            messages=chat.messages,
+            messages=messages,
             cache_salt=cache_salt,
             billing_context=billing_context,
             account_id=account_id,
@@ -126,8 +157,10 @@ def decode_refusal(status: int, body: bytes) -> Refusal:
         return Refusal(Reason.TOO_LARGE, error.message)
     if status == 408:
         return Refusal(Reason.TIMEOUT, error.message)
-    where = f"'/{error.param.replace('.', '/')}': " if error.param else ""
-    return Refusal(Reason.BAD_INPUT, f"Bad input: {where}{error.message}")
+    if not error.param:
+        return Refusal(Reason.BAD_INPUT, f"Bad input: {error.message}")
+    pointer = _INDEX.sub(r"/\1", error.param).replace(".", "/")
+    return bad_input(f"/{pointer}", error.message.removeprefix(f"{error.param}: "))
 
 
 def decode_abort_result(body: bytes) -> AbortResult:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from urllib.parse import unquote
 
 import msgspec
 
 from gateway.errors import Reason, Refusal
+
+GATEWAY_RUN_PATH = "/ai-gateway/run"
 
 _ACCOUNTS = "/client/v4/accounts/"
 _RUN = "ai/run"
@@ -16,11 +19,22 @@ _MAX_SESSION_CHARS = 256
 
 
 class RunTarget(msgspec.Struct, frozen=True):
-    """What the path of an inference request names. ``model`` is None when the body has to say it."""
+    """What the path of an inference request names. ``model`` is None when the body or a header has to say it,
+    and ``account_id`` is "" when the API token or a header has to.
+    """
 
     account_id: str
     surface: str
     model: str | None
+
+
+_SHORT_TARGETS = MappingProxyType(
+    {
+        "/run": RunTarget("", "binding", None),
+        GATEWAY_RUN_PATH: RunTarget("", "binding", None),
+    }
+)
+"""Paths that name no account."""
 
 
 class RunOptions(msgspec.Struct, frozen=True, rename="camel"):
@@ -62,7 +76,7 @@ class _EdgeError(msgspec.Struct, frozen=True):
 def parse_target(path: str) -> RunTarget | None:
     """What a raw, still percent-encoded path names; None when it is no inference route."""
     if not path.startswith(_ACCOUNTS):
-        return None
+        return _SHORT_TARGETS.get(path)
     account_id, _, resource = path[len(_ACCOUNTS) :].partition("/")
     if resource == _CHAT_COMPLETIONS:
         return RunTarget(account_id, "v1", None)

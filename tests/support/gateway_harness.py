@@ -113,8 +113,10 @@ class Harness:
         replicas: Sequence[FakeReplica],
         config: GatewayConfig | None = None,
         tracing: RequestTracing | None = None,
+        models: Sequence[ServedModel] = MODELS,
     ) -> None:
         self.data_dir = data_dir
+        self._models = models
         self.replicas = list(replicas)
         self.config = config or gateway_config()
         self._tracing = tracing
@@ -123,7 +125,9 @@ class Harness:
 
     async def start(self) -> None:
         addresses = [ReplicaAddress(id=replica.id, url=replica.url) for replica in self.replicas]
-        self.gateway = Gateway(self.config, MODELS, addresses, BILLING, self.data_dir, tracing=self._tracing)
+        self.gateway = Gateway(
+            self.config, self._models, addresses, BILLING, self.data_dir, tracing=self._tracing
+        )
         await self.gateway.start()
         connector = aiohttp.TCPConnector(limit=0)
         self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)

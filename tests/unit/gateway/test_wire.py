@@ -53,6 +53,8 @@ def test_paths(path: str, target: RunTarget | None) -> None:
 def test_paths_elsewhere() -> None:
     assert parse_target("/v1/chat/completions") is None
     assert parse_target("/") is None
+    assert parse_target("/run") == parse_target("/ai-gateway/run") == RunTarget("", "binding", None)
+    assert parse_target("/run/") is None
 
 
 def test_affinity_order() -> None:
