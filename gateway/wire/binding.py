@@ -32,7 +32,7 @@ class BindingRequest(msgspec.Struct, frozen=True):
 
 
 class _Body(msgspec.Struct, frozen=True):
-    inputs: msgspec.Raw | None = None
+    inputs: msgspec.Raw = msgspec.Raw()
     options: RunOptions | None = None
 
 
@@ -82,12 +82,14 @@ def decode_run(body: bytes, query: str) -> BindingRequest:
     try:
         decoded = _body_decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise bad_input("/options", f"{error}".replace("`", "")) from error
+        problem, _, path = str(error).replace("`", "").partition(" - at $")
+        raise bad_input(path.replace(".", "/") or "/", f"{problem[:1].lower()}{problem[1:]}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(Reason.BAD_INPUT, f"Bad input: the body is not valid JSON: {error}") from error
-    if decoded.inputs is None:
+    inputs = bytes(decoded.inputs)
+    if not inputs:
         raise bad_input("/inputs", "is required")
-    return BindingRequest(bytes(decoded.inputs), decoded.options)
+    return BindingRequest(inputs, decoded.options)
 
 
 def encode_refusal(refusal: Refusal) -> bytes:

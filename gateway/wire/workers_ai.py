@@ -78,6 +78,8 @@ def parse_target(path: str) -> RunTarget | None:
     if not path.startswith(_ACCOUNTS):
         return _SHORT_TARGETS.get(path)
     account_id, _, resource = path[len(_ACCOUNTS) :].partition("/")
+    if not account_id:
+        return None
     if resource == _CHAT_COMPLETIONS:
         return RunTarget(account_id, "v1", None)
     if not resource.startswith(_RUN):

@@ -66,16 +66,24 @@ async def test_anything_else_is_refused_alike(authorization: str | None) -> None
     assert await reason_of(auth, authorization) is Reason.AUTHENTICATION
 
 
-@pytest.mark.parametrize("account", ["", "b" * 32, "A" * 32, "a" * 31, "\udcff"])
+@pytest.mark.parametrize("account", ["b" * 32, "A" * 32, "a" * 31, "\udcff"])
 async def test_a_token_is_bound_to_its_account(account: str) -> None:
     auth = authenticator(Directory(good=ALICE), Clock())
     assert await reason_of(auth, "Bearer good", account) is Reason.AUTHENTICATION
+
+
+async def test_where_no_account_is_named_it_is_the_tokens_own() -> None:
+    auth = authenticator(Directory(good=ALICE), Clock())
+    assert await auth.authenticate("Bearer good", "") == ALICE
+    assert await reason_of(auth, "Bearer bad", "") is Reason.AUTHENTICATION
 
 
 async def test_a_token_without_the_permission_is_told_so() -> None:
     reader = Principal("a" * 32, "token-2", frozenset({"analytics:read"}))
     auth = authenticator(Directory(reader=reader), Clock())
     assert await reason_of(auth, "Bearer reader") is Reason.NOT_PERMITTED
+    assert await auth.authenticate("Bearer reader", "a" * 32, permission="analytics:read") == reader
+    assert await auth.authenticate("Bearer reader", "a" * 32, permission="") == reader
 
 
 async def test_look_ups_are_cached_for_the_ttl_also_failed_ones() -> None:

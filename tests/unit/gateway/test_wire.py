@@ -44,6 +44,7 @@ ROOT = "/client/v4/accounts/"
         ("a/ai", None),
         ("a", None),
         ("", None),
+        ("/ai/run/@cf/x/y", None),
     ],
 )
 def test_paths(path: str, target: RunTarget | None) -> None:
