@@ -7,6 +7,9 @@ skips rows that exist, and which triggers keep a table append-only.
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +21,8 @@ from sqlalchemy.sql.elements import KeyedColumnElement
 
 _BEGIN = "billing_begin"
 _BUSY_TIMEOUT_S = 30.0
+_STEPS_PER_LOOK = 20_000
+"""Steps of SQLite's machine, some tenths of a millisecond, between two looks at the clock."""
 _MIGRATION_LOCK = 0x656D_6265_7267
 
 
@@ -38,6 +43,9 @@ class Dialect(Protocol):
 
     def lock_table(self, connection: Connection, table: Table) -> None:
         """Keep others from writing to ``table`` until the transaction ends; they may read it."""
+
+    def time_limit(self, connection: Connection, timeout_s: float) -> AbstractContextManager[None]:
+        """Make the transaction's statements fail that run longer."""
 
     def append_only(self, table: str) -> list[str]:
         """DDL that makes updates and deletes of ``table`` fail."""
@@ -84,6 +92,16 @@ class SqliteDialect:
     def lock_table(self, connection: Connection, table: Table) -> None:
         """A writing transaction holds the lock of the whole database already."""
 
+    @contextmanager
+    def time_limit(self, connection: Connection, timeout_s: float) -> Iterator[None]:
+        deadline = time.monotonic() + timeout_s
+        driver: Any = connection.connection.driver_connection
+        driver.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_PER_LOOK)
+        try:
+            yield
+        finally:
+            driver.set_progress_handler(None, 0)
+
     def append_only(self, table: str) -> list[str]:
         return [
             f"CREATE TRIGGER {table}_no_{verb} BEFORE {verb} ON {table} "
@@ -116,6 +134,11 @@ class PostgresDialect:
 
     def lock_table(self, connection: Connection, table: Table) -> None:
         connection.execute(text(f"LOCK TABLE {table.name} IN EXCLUSIVE MODE"))
+
+    @contextmanager
+    def time_limit(self, connection: Connection, timeout_s: float) -> Iterator[None]:
+        connection.execute(text(f"SET LOCAL statement_timeout = {int(timeout_s * 1000)}"))
+        yield
 
     def append_only(self, table: str) -> list[str]:
         return [

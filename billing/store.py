@@ -47,6 +47,10 @@ class StoreAwayError(StoreError):
     """The database does not answer now."""
 
 
+class QueryTimeoutError(StoreError):
+    """A question took longer than it may."""
+
+
 class PostResult(msgspec.Struct, frozen=True):
     """What one call of :meth:`Store.post` did. ``num_unpriced`` of the records had no rate card in force."""
 
@@ -135,6 +139,19 @@ class Store:
             yield connection
 
     @contextmanager
+    def reading_within(self, timeout_s: float) -> Iterator[Connection]:
+        """As :meth:`reading`, with a bound on its time. Raises QueryTimeoutError, StoreError."""
+        deadline = time.monotonic() + timeout_s
+        self.bring_up_to_date()
+        try:
+            with self._reading() as connection, self._dialect.time_limit(connection, timeout_s):
+                yield connection
+        except StoreError as error:
+            if time.monotonic() < deadline:
+                raise
+            raise QueryTimeoutError(f"the question took longer than {timeout_s:g} s") from error
+
+    @contextmanager
     def _reading(self) -> Iterator[Connection]:
         with self._explained(), self._engine.connect() as connection, connection.begin():
             yield connection
@@ -162,15 +179,6 @@ class Store:
         """
         if not records:
             return PostResult(0, 0, 0)
-        with self.writing() as connection:
-            return self.post_within(connection, records, rate_book)
-
-    def post_within(
-        self, connection: Connection, records: Sequence[UsageRecord], rate_book: RateBook
-    ) -> PostResult:
-        """:meth:`post` in a transaction of :meth:`writing` that also holds what must stand or fall with it."""
-        if not records:
-            return PostResult(0, 0, 0)
         in_order = sorted(
             records, key=_request_id
         )  # the same order everywhere, so that writers cannot deadlock
@@ -181,10 +189,11 @@ class Store:
         entry_rows: list[Row] = []
         for record, charge in zip(in_order, charges, strict=True):
             _append_ledger_rows(record, charge, posted_at_us, transaction_rows, entry_rows)
-        new_ids = self._usage_insert.execute_new(connection, usage_rows)
-        self._transaction_insert.execute(connection, transaction_rows)
-        self._entry_insert.execute(connection, entry_rows)
-        self._rollups.add(connection, _rolled_up(in_order, charges, new_ids))
+        with self.writing() as connection:
+            new_ids = self._usage_insert.execute_new(connection, usage_rows)
+            self._transaction_insert.execute(connection, transaction_rows)
+            self._entry_insert.execute(connection, entry_rows)
+            self._rollups.add(connection, _rolled_up(in_order, charges, new_ids))
         return PostResult(
             len(new_ids),
             len(records) - len(new_ids),
