@@ -58,5 +58,7 @@ def inverse_frequencies(config: RopeConfig) -> Tensor:
     low = max(floor(pair_turning(yarn.beta_fast)), 0)
     high = min(ceil(pair_turning(yarn.beta_slow)), config.dim - 1)
     ramp = (torch.arange(config.dim // 2, dtype=torch.float32) - low) / max(high - low, 1e-3)
-    interpolated = ramp.clamp(0, 1)
-    return plain / yarn.factor * interpolated + plain * (1 - interpolated)
+    # In the order of the models' own code: at position 262,143 the last bit of a frequency turns a key by
+    # 1/64 rad.
+    kept = 1 - ramp.clamp(0, 1)
+    return 1.0 / (yarn.factor * config.theta**exponents) * (1 - kept) + plain * kept

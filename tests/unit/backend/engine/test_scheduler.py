@@ -290,6 +290,30 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
     house.run()
 
 
+def test_kimis_whole_context_fits_to_the_token_and_takes_blocks_for_what_is_known_only() -> None:
+    limits = SchedulerLimits(
+        block_size=16, max_model_len=262_144, max_tokens_per_step=8192, max_running=1, max_waiting=1
+    )
+    pool = BlockPool(16_384)
+    scheduler = Scheduler(limits, pool)
+
+    def sequence(length: int, max_tokens: int) -> Sequence:
+        sampling = SamplingParams(max_tokens=max_tokens)
+        return Sequence(SequenceRequest(sequence_id=1, prompt_token_ids=[7] * length, sampling=sampling))
+
+    with pytest.raises(RefusedError, match=r"262144 tokens\. However, you requested 262145 tokens"):
+        scheduler.add(sequence(262_140, 5))
+    longest = sequence(262_140, 4)
+    scheduler.add(longest)
+    scheduler.plan()
+    assert pool.num_used == 16_384
+    scheduler.finish(1)
+    scheduler.add(sequence(1000, 261_144))
+    scheduler.plan()
+    assert pool.num_used == 63
+    scheduler.check_invariants()
+
+
 def test_a_full_queue_refuses() -> None:
     house = House.of(max_running=1, max_waiting=2)
     for index in range(3):

@@ -73,6 +73,24 @@ def test_yarn_frequencies_equal_transformers(kimi: ModelConfig) -> None:
     torch.testing.assert_close(inverse_frequencies(kimi.rope), reference.inv_freq, rtol=1e-6, atol=0)
 
 
+def test_angles_at_the_far_end_are_the_models_own_not_exact_ones(kimi: ModelConfig) -> None:
+    """See docs/decisions/0510-rotary-angles-in-float32.md."""
+    reference = DeepseekV3RotaryEmbedding(
+        DeepseekV3Config(
+            qk_rope_head_dim=64,
+            max_position_embeddings=262144,
+            rope_parameters={**KIMI_K25["rope_scaling"], "rope_type": "yarn", "rope_theta": 50000.0},  # type: ignore[dict-item]
+        )
+    )
+    last = torch.arange(262_144 - 64, 262_144)
+    cos, sin = build_rope_table(kimi.rope, 262_144, torch.device("cpu")).at(last)
+    expected_cos, expected_sin = reference(torch.zeros(1), last[None])
+    torch.testing.assert_close(cos, expected_cos[0, :, :32], rtol=0, atol=1e-6)
+    torch.testing.assert_close(sin, expected_sin[0, :, :32], rtol=0, atol=1e-6)
+    exact = torch.outer(last.double(), inverse_frequencies(kimi.rope).double()).cos()
+    assert (cos.double() - exact).abs().max() > 1e-3
+
+
 def test_the_table_holds_cosines_of_position_times_frequency() -> None:
     table = build_rope_table(RopeConfig(dim=4, theta=100.0, is_interleaved=True), 8, torch.device("cpu"))
     cos, sin = table.at(torch.tensor([0, 7]))
