@@ -1,7 +1,7 @@
 """Questions about usage, answered from the sums: filtered, grouped, ordered, a page at a time.
 
-A time bucket of the sums is a quarter-hour, an hour with sessions, or a day. A period that begins or ends within
-a bucket is widened to it, and an answer says what it covers. Only a question about single requests' size
+A time bucket of the sums is a quarter-hour, an hour with sessions, or a day. A period that ends within a
+bucket is widened to it, and an answer says what it covers. Only a question about single requests' size
 (``min_neurons_e4``) has to read the records themselves.
 """
 

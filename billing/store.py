@@ -179,6 +179,15 @@ class Store:
         """
         if not records:
             return PostResult(0, 0, 0)
+        with self.writing() as connection:
+            return self.post_within(connection, records, rate_book)
+
+    def post_within(
+        self, connection: Connection, records: Sequence[UsageRecord], rate_book: RateBook
+    ) -> PostResult:
+        """:meth:`post` in a transaction of :meth:`writing` that also holds what must stand or fall with it."""
+        if not records:
+            return PostResult(0, 0, 0)
         in_order = sorted(
             records, key=_request_id
         )  # the same order everywhere, so that writers cannot deadlock
@@ -189,11 +198,10 @@ class Store:
         entry_rows: list[Row] = []
         for record, charge in zip(in_order, charges, strict=True):
             _append_ledger_rows(record, charge, posted_at_us, transaction_rows, entry_rows)
-        with self.writing() as connection:
-            new_ids = self._usage_insert.execute_new(connection, usage_rows)
-            self._transaction_insert.execute(connection, transaction_rows)
-            self._entry_insert.execute(connection, entry_rows)
-            self._rollups.add(connection, _rolled_up(in_order, charges, new_ids))
+        new_ids = self._usage_insert.execute_new(connection, usage_rows)
+        self._transaction_insert.execute(connection, transaction_rows)
+        self._entry_insert.execute(connection, entry_rows)
+        self._rollups.add(connection, _rolled_up(in_order, charges, new_ids))
         return PostResult(
             len(new_ids),
             len(records) - len(new_ids),
