@@ -185,7 +185,7 @@ class Store:
     def post_within(
         self, connection: Connection, records: Sequence[UsageRecord], rate_book: RateBook
     ) -> PostResult:
-        """:meth:`post` in a transaction of :meth:`writing` that also holds what must stand or fall with it."""
+        """:meth:`post` in a transaction of :meth:`writing` that holds what must stand or fall with it."""
         if not records:
             return PostResult(0, 0, 0)
         in_order = sorted(
