@@ -13,6 +13,7 @@ from billing.spool import SpoolError
 from billing.store import StoreError
 from embergate.commands.context import with_settings
 from embergate.config_file import Settings
+from embergate.eyesight import served_models
 from embergate.launch import resolve_model
 from embergate.layout import DataLayout
 from embergate.lifeline import LIFELINE_VARIABLE, hold_lifeline
@@ -38,7 +39,7 @@ def gateway(settings: Settings) -> None:
     try:
         run(
             config.gateway,
-            config.served_models(),
+            served_models(settings),
             config.replica_addresses(),
             config.billing,
             settings.data_dir,

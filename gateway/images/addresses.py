@@ -12,8 +12,10 @@ Network = IPv4Network | IPv6Network
 # IPv4-mapped and -compatible) leads to places that another address names.
 _IPV6_INTERNET = IPv6Network("2000::/3")
 _IPV6_TUNNELS = (IPv6Network("2001::/32"), IPv6Network("2002::/16"))
-# Public by its number, and yet the inside of a cloud: the host of a virtual machine, with its credentials.
-_IPV4_INSIDE = frozenset({IPv4Address("168.63.129.16")})
+_IPV4_INSIDE = (
+    IPv4Network("192.0.0.0/24"),  # protocol assignments, NAT64 among them
+    IPv4Network("168.63.129.16/32"),  # public by its number, and yet the host of a cloud's virtual machine
+)
 
 
 class AddressGuard:
@@ -43,5 +45,5 @@ def is_public(address: Address) -> bool:
     if not address.is_global or address.is_multicast or address.is_reserved:
         return False
     if isinstance(address, IPv4Address):
-        return address not in _IPV4_INSIDE
+        return not any(address in network for network in _IPV4_INSIDE)
     return address in _IPV6_INTERNET and not any(address in tunnel for tunnel in _IPV6_TUNNELS)

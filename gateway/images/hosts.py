@@ -58,7 +58,8 @@ class HostList:
             raise UrlNotAllowedError(f"must be a data: URL, or one of at most {_MAX_URL_CHARS} characters")
         try:
             url = URL(text).with_fragment(None)
-            host, port = (url.raw_host or "").lower().removesuffix("."), url.explicit_port
+            host = (url.raw_host or "").lower().removesuffix(".")
+            port = None if url.is_default_port() else url.explicit_port
         except ValueError:
             raise UrlNotAllowedError("is not a URL") from None
         if url.scheme not in self._schemes:

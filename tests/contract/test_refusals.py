@@ -172,7 +172,15 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
                 {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}
             ]
         },
+        "/messages/0/content/0/image_url/url",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:"}}]}]},
         "/messages/0/content/0/type",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "/messages/0/content/0/image_url/url",
     ),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]},

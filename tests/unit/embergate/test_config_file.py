@@ -28,7 +28,7 @@ def test_the_shipped_configuration_is_valid_and_says_only_defaults_outside_catal
 def test_the_shipped_catalog_and_rate_cards_are_the_documented_ones() -> None:
     shipped = decode_config((ROOT / "config.yaml").read_bytes())
     model, tiny = shipped.models
-    assert (tiny.id, tiny.source, tiny.text_only) == ("kimi-k2.5-tiny", "tiny-int4", True)
+    assert (tiny.id, tiny.source, tiny.text_only) == ("kimi-k2.5-tiny", "tiny-int4", False)
     assert [each.id for each in shipped.served_models()] == [model.id]
     assert model.id == "@cf/huggingface/smollm2-135m-instruct"
     assert model.form == "kimi"
