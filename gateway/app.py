@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -16,6 +17,7 @@ from aiohttp import web
 
 from billing.accounts import AccountDirectory
 from billing.config import BillingConfig
+from billing.daily_neurons import used_neurons
 from billing.posting import Poster
 from billing.rates import RateBook
 from billing.spool import Spool
@@ -38,16 +40,17 @@ from gateway.images.addresses import AddressGuard
 from gateway.images.fetcher import ImageFetcher
 from gateway.images.intake import ImageIntake
 from gateway.inquiry import UsageInquiry
-from gateway.limits import AccountLimits
+from gateway.limits import AccountLimits, Admission
 from gateway.logs import AccessLog, configure_logging, stderr_writer
 from gateway.metering import UsageJournal
 from gateway.metrics import GatewayMetrics
+from gateway.neurons import DailyNeurons, NeuronRefresher
 from gateway.pipeline import Pipeline
 from gateway.predictions import CachePredictions
 from gateway.probes import HealthProber
 from gateway.reconciliation import KnownRequests, Reconciler
 from gateway.replicas import Replica, ReplicaTable
-from gateway.routing import RingRanking, rank_by_rendezvous
+from gateway.routing import RendezvousRanking, RingRanking
 from gateway.secret_files import CACHE_SALT_SECRET, POOL_TOKEN, load_or_create
 from gateway.telemetry import RequestTracing, Telemetry
 
@@ -204,6 +207,7 @@ class Gateway:
             self._journal.commit,
             timeout_s=config.upstream.idle_timeout_s,
         )
+        self._neurons, self._neuron_refresher = _build_neurons(config.limits, billing, self._books.store)
         self._bodies = BodyBudget(config.max_buffered_body_bytes)
         self._pipeline = self._build_pipeline(loop.time)
         self.server = self._build_server(loop.time)
@@ -214,17 +218,20 @@ class Gateway:
         dispatcher = Dispatcher(
             self.table,
             self._client,
-            RingRanking() if config.routing.policy == "ring" else rank_by_rendezvous,
+            RingRanking() if config.routing.policy == "ring" else RendezvousRanking(),
             predictions,
             self._replica_headers,
             max_attempts=config.routing.max_attempts,
             whole_answer_timeout_s=config.upstream.request_timeout_s,
             clock=clock,
         )
+        limits = AccountLimits(config.limits, time.monotonic_ns)
         return Pipeline(
             authenticator=self._authenticator,
             catalog=self._catalog,
-            limits=AccountLimits(config.limits, time.monotonic_ns),
+            limits=limits,
+            admission=Admission((limits, self._neurons)),
+            neurons=self._neurons,
             images=_build_intake(config.images, self._bodies),
             salts=self._salts,
             dispatcher=dispatcher,
@@ -273,6 +280,8 @@ class Gateway:
         self.table.on_ready(self._follow_usages)
         try:
             await asyncio.to_thread(self._books.start)
+            if self._neuron_refresher is not None:
+                await self._neuron_refresher.start()
             self._journal.start()
             await self._prober.start()
             await self.server.start()
@@ -288,6 +297,8 @@ class Gateway:
         await self.server.stop()
         await self._pipeline.settle_all(self._config.metering.stop_usage_wait_s)
         await self._prober.stop()
+        if self._neuron_refresher is not None:
+            await self._neuron_refresher.stop()
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -300,6 +311,22 @@ class Gateway:
         task = asyncio.create_task(self._reconciler.follow(replica))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _build_neurons(
+    limits: LimitsConfig, billing: BillingConfig, store: Store
+) -> tuple[DailyNeurons, NeuronRefresher | None]:
+    """Where nobody has free neurons there is nothing to look up."""
+
+    def stops(account_id: str) -> bool:
+        return limits.accounts.get(account_id, limits.default).stops_at_free_neurons
+
+    neurons = DailyNeurons(billing.free_neurons_of, stops)
+    accounts = {*billing.accounts, *limits.accounts}
+    if not any(billing.free_neurons_of(each) or stops(each) for each in ("", *accounts)):
+        return neurons, None
+    read = partial(used_neurons, store)
+    return neurons, NeuronRefresher(neurons, read, refresh_s=limits.neurons_refresh_s)
 
 
 def _build_intake(config: ImagesConfig, bodies: BodyBudget) -> ImageIntake:

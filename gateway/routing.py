@@ -14,6 +14,8 @@ from math import log
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from uhashring import HashRing
 from xxhash import xxh3_64_intdigest, xxh3_128
 
@@ -21,6 +23,12 @@ from gateway.framing import framed
 
 _HALF = 0.5
 _RANGE = 2.0**64
+_MASK = 2**64 - 1
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_MIN_ARRAY = 32
+"""From so many candidates on, scoring them as an array is faster than one by one."""
+_MAX_POOLS = 64
 _RING_POINTS_PER_WEIGHT = 160
 
 
@@ -39,24 +47,70 @@ Ranking = Callable[[str, str, Sequence[AnyCandidate]], list[AnyCandidate]]
 """(account id, affinity key, candidates) -> candidates, owner first."""
 
 
-def rank_by_rendezvous(account_id: str, key: str, candidates: Sequence[AnyCandidate]) -> list[AnyCandidate]:
-    """Candidates by descending score ``-weight / ln(u)``, where u in (0, 1) is the hash of (account, key,
-    id).
+class RendezvousRanking:
+    """Candidates by descending score ``-weight / ln(u)``, where u in (0, 1) hashes (account, key, id).
 
     An exponential race: each candidate wins in proportion to its weight, whichever others take part. Sorting
     by ``ln(u) / weight`` gives the same order and cannot divide by zero.
+
+    The key and each id are hashed by themselves and then mixed, so that ids are hashed once per pool and a
+    large pool is scored as one array. Id and weight of a candidate must not change while it is in a pool.
     """
-    prefix = framed(account_id.encode(), key.encode("utf-8", "surrogatepass"))
-    scored = []
-    for candidate in candidates:
-        u = (xxh3_64_intdigest(prefix + framed(candidate.id.encode())) + _HALF) / _RANGE
-        scored.append((log(u) / candidate.weight, candidate.id, candidate))
-    scored.sort(key=_score, reverse=True)
-    return [candidate for _, _, candidate in scored]
+
+    def __init__(self) -> None:
+        self._pools: dict[tuple[Any, ...], _Pool] = {}
+
+    def __call__(self, account_id: str, key: str, candidates: Sequence[AnyCandidate]) -> list[AnyCandidate]:
+        members = tuple(candidates)
+        pool = self._pools.get(members)
+        if pool is None:
+            if len(self._pools) >= _MAX_POOLS:
+                self._pools.clear()
+            pool = self._pools[members] = _Pool(members)
+        key_hash = xxh3_64_intdigest(framed(account_id.encode(), key.encode("utf-8", "surrogatepass")))
+        if len(members) < _MIN_ARRAY:
+            return pool.rank_few(key_hash)
+        return pool.rank_many(key_hash)
 
 
-def _score(entry: tuple[float, str, Any]) -> tuple[float, str]:
-    return entry[0], entry[1]
+class _Pool:
+    """Candidates with the hashes of their ids, in the order of the ids, so that equal scores have one too."""
+
+    def __init__(self, members: Sequence[Any]) -> None:
+        self._members = sorted(members, key=lambda member: member.id)
+        self._hashes = [xxh3_64_intdigest(member.id.encode()) for member in self._members]
+        self._weights = [member.weight for member in self._members]
+        self._hash_array = np.array(self._hashes, dtype=np.uint64)
+        self._weight_array = np.array(self._weights, dtype=np.float64)
+
+    def rank_few(self, key_hash: int) -> list[Any]:
+        scores = [
+            log((_mixed(key_hash ^ id_hash) + _HALF) / _RANGE) / weight
+            for id_hash, weight in zip(self._hashes, self._weights, strict=True)
+        ]
+        order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+        return [self._members[index] for index in order]
+
+    def rank_many(self, key_hash: int) -> list[Any]:
+        mixed = _mixed_array(self._hash_array ^ np.uint64(key_hash))
+        scores = np.log((mixed + _HALF) / _RANGE) / self._weight_array
+        order = np.argsort(-scores, kind="stable")
+        return [self._members[index] for index in order.tolist()]
+
+
+def _mixed(value: int) -> int:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014):
+    every bit of the result depends on every bit of ``value``.
+    """
+    value = (value ^ (value >> 30)) * _MIX_1 & _MASK
+    value = (value ^ (value >> 27)) * _MIX_2 & _MASK
+    return value ^ (value >> 31)
+
+
+def _mixed_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_MIX_1)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_MIX_2)
+    return values ^ (values >> np.uint64(31))
 
 
 class RingRanking:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.framing import framed
-from gateway.routing import Ranking, RingRanking, derived_key, rank_by_rendezvous
+from gateway.routing import Ranking, RendezvousRanking, RingRanking, _Pool, derived_key
 
 NUM_SESSIONS = 2000
 
@@ -39,21 +39,21 @@ def test_a_ranking_is_a_permutation_that_does_not_depend_on_the_order_of_the_poo
 ) -> None:
     """BR-38: every gateway process computes the same."""
     members = [Node(node_id) for node_id in ids]
-    ranked = rank_by_rendezvous(account, key, members)
+    ranked = RendezvousRanking()(account, key, members)
     assert sorted(ranked) == sorted(members)
     random.shuffle(members)
-    assert rank_by_rendezvous(account, key, members) == ranked
+    assert RendezvousRanking()(account, key, members) == ranked
 
 
 @given(count=st.integers(2, 8), gone=st.integers(0, 7), session=st.integers(0, 10_000))
 def test_the_ranking_is_the_failover_order(count: int, gone: int, session: int) -> None:
     """Without one replica the rest keep their order, so only the sessions of the lost one move."""
     members = nodes(count)
-    ranked = rank_by_rendezvous("account", f"ses_{session}", members)
+    ranked = RendezvousRanking()("account", f"ses_{session}", members)
     lost = members[gone % count]
     rest = [member for member in members if member is not lost]
     expected = [member for member in ranked if member is not lost]
-    assert rank_by_rendezvous("account", f"ses_{session}", rest) == expected
+    assert RendezvousRanking()("account", f"ses_{session}", rest) == expected
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
@@ -61,42 +61,67 @@ def test_a_new_replica_takes_its_share_and_nothing_else_moves(count: int) -> Non
     """BR-36: about 1/(N+1) of the sessions move, all of them to the newcomer; removing it puts them back."""
     members = nodes(count)
     newcomer = Node("replica-new")
-    before = owners(rank_by_rendezvous, members)
-    after = owners(rank_by_rendezvous, [*members, newcomer])
+    before = owners(RendezvousRanking(), members)
+    after = owners(RendezvousRanking(), [*members, newcomer])
     moved = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
     assert {new for _, new in moved} == {newcomer.id}
     share = len(moved) / NUM_SESSIONS
     assert abs(share - 1 / (count + 1)) < 0.03
-    assert owners(rank_by_rendezvous, members) == before
+    assert owners(RendezvousRanking(), members) == before
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
 def test_load_is_balanced(count: int) -> None:
-    loads = Counter(owners(rank_by_rendezvous, nodes(count), 8000))
+    loads = Counter(owners(RendezvousRanking(), nodes(count), 8000))
     assert len(loads) == count
     assert max(loads.values()) / (8000 / count) < 1.15
 
 
 def test_weights_are_shares() -> None:
     members = [Node("a", 1.0), Node("b", 2.0), Node("c", 5.0)]
-    loads = Counter(owners(rank_by_rendezvous, members, 16_000))
+    loads = Counter(owners(RendezvousRanking(), members, 16_000))
     for member in members:
         assert abs(loads[member.id] / 16_000 - member.weight / 8) < 0.015
 
 
 def test_a_changed_weight_moves_sessions_only_to_or_from_that_replica() -> None:
-    before = owners(rank_by_rendezvous, [Node("a"), Node("b"), Node("c")])
-    after = owners(rank_by_rendezvous, [Node("a"), Node("b"), Node("c", 2.0)])
+    before = owners(RendezvousRanking(), [Node("a"), Node("b"), Node("c")])
+    after = owners(RendezvousRanking(), [Node("a"), Node("b"), Node("c", 2.0)])
     moved = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
     assert moved
     assert {new for _, new in moved} == {"c"}
 
 
+@pytest.mark.parametrize("count", [1, 31, 32, 200])
+def test_a_pool_is_ranked_alike_one_by_one_and_as_an_array(count: int) -> None:
+    """So that a pool may grow past the point from which arrays pay without moving a session."""
+    members = [Node(f"replica-{index}", 0.5 + index % 3) for index in range(count)]
+    pool = _Pool(members)
+    for key_hash in range(0, 2**64, 2**64 // 200):
+        assert pool.rank_few(key_hash) == pool.rank_many(key_hash)
+
+
+def test_a_large_pool_is_balanced_and_moves_little() -> None:
+    members = nodes(64)
+    before = owners(RendezvousRanking(), members, 20_000)
+    assert max(Counter(before).values()) / (20_000 / 64) < 1.25
+    after = owners(RendezvousRanking(), [*members, Node("replica-64")], 20_000)
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert set(moved) == {"replica-64"}
+    assert abs(len(moved) / 20_000 - 1 / 65) < 0.1 / 65
+
+
+def test_pools_that_are_gone_are_forgotten() -> None:
+    ranking = RendezvousRanking()
+    for count in range(1, 200):
+        assert len(ranking("account", "key", nodes(count))) == count
+
+
 def test_accounts_are_ranked_apart() -> None:
     members = nodes(8)
     same = sum(
-        rank_by_rendezvous("one", f"ses_{index}", members)[0]
-        == rank_by_rendezvous("two", f"ses_{index}", members)[0]
+        RendezvousRanking()("one", f"ses_{index}", members)[0]
+        == RendezvousRanking()("two", f"ses_{index}", members)[0]
         for index in range(1000)
     )
     assert 60 < same < 200
