@@ -86,6 +86,18 @@ class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
     def cached_prompt_tokens(self) -> int:
         return self.prompt_tokens_details.cached_tokens
 
+    @property
+    def num_cached_blocks(self) -> int:
+        """0 also where the replica does not say."""
+        blocks = self.cached_blocks
+        return 0 if blocks is msgspec.UNSET else blocks.num_blocks
+
+    @property
+    def cache_head(self) -> str:
+        """The digest of the last cached block, or ""."""
+        blocks = self.cached_blocks
+        return "" if blocks is msgspec.UNSET else blocks.head
+
     @classmethod
     def of(
         cls,
@@ -193,9 +205,13 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """``fraction`` (0 to 1) of the start is done, and ``stage`` says in a few words what is being done."""
+
     status: Literal["starting", "ready", "draining"]
     replica_id: str
     model: str = ""
+    stage: str = ""
+    fraction: float = 1.0
 
 
 class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):

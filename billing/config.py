@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 
 class BillingConfigError(ValueError):
@@ -20,10 +21,20 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A configuration section: immutable, and a typo in a key is an error."""
 
 
+class BatchPricesConfig(_Section, frozen=True, kw_only=True):
+    """Prices of requests that come through a batch; as in the card that they belong to."""
+
+    input: str
+    output: str
+    cached_input: str | None = None
+
+
 class RateCardConfig(_Section, frozen=True, kw_only=True):
     """Prices of one model from ``effective_from`` (a UTC date, inclusive) on, in dollars per million tokens.
 
-    ``cached_input`` null means that cached tokens cost as much as other input, never nothing.
+    ``cached_input`` null means that cached tokens cost as much as other input, never nothing. ``batch`` null
+    means that batches pay the same. A card with an ``account`` holds for that account alone, before the
+    others, until the date ``effective_until`` (exclusive) when there is one.
     """
 
     model: str
@@ -31,6 +42,15 @@ class RateCardConfig(_Section, frozen=True, kw_only=True):
     input: str
     output: str
     cached_input: str | None = None
+    batch: BatchPricesConfig | None = None
+    account: str | None = None
+    effective_until: str | None = None
+
+
+class AccountBillingConfig(_Section, frozen=True, kw_only=True):
+    """What differs for one account; null takes what holds for all."""
+
+    free_neurons_per_day: Annotated[int, Meta(ge=0)] | None = None
 
 
 class SpoolConfig(_Section, frozen=True, kw_only=True):
@@ -57,6 +77,9 @@ class BillingConfig(_Section, frozen=True, kw_only=True):
 
     ``sqlite_synchronous`` full flushes every commit to the disk; normal may lose the last commits in a power
     cut, which the audit would then report.
+
+    Each account has ``free_neurons_per_day`` a UTC day that cost nothing; ``accounts`` overrides that by
+    account id.
     """
 
     database_url: str = ""
@@ -64,7 +87,16 @@ class BillingConfig(_Section, frozen=True, kw_only=True):
     currency: str = "USD"
     usd_per_thousand_neurons: str = "0.011"
     rate_cards: list[RateCardConfig] = []
+    free_neurons_per_day: Annotated[int, Meta(ge=0)] = 0
+    accounts: dict[str, AccountBillingConfig] = {}
     spool: SpoolConfig = SpoolConfig()
+
+    def free_neurons_of(self, account_id: str) -> int:
+        """Neurons a UTC day that cost the account nothing."""
+        own = self.accounts.get(account_id)
+        if own is None or own.free_neurons_per_day is None:
+            return self.free_neurons_per_day
+        return own.free_neurons_per_day
 
     def database_url_in(self, data_dir: Path) -> str:
         """The URL to open: the configured one, or a SQLite file in ``data_dir``."""

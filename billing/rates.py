@@ -1,7 +1,8 @@
 """Dated prices, and the one function that turns a usage record into a charge.
 
 The card in force is decided by the request's start: cards begin at 00:00:00 UTC of their date, inclusive, and
-stay in force until the model's next card begins. Prices are micro-dollars per million tokens, so one token
+stay in force until the model's next card begins. An account may have cards of its own, and batches prices of
+their own. Prices are micro-dollars per million tokens, so one token
 costs that many pico-dollars. Neurons are the outward unit: whole neurons per million tokens follow from the
 price, and a record's neurons are the exact sum rounded once, half to even, to four decimals.
 """
@@ -15,16 +16,17 @@ from typing import TypeVar
 
 import msgspec
 
-from billing.config import BillingConfig, BillingConfigError, RateCardConfig
+from billing.config import BatchPricesConfig, BillingConfig, BillingConfigError, RateCardConfig
 from billing.money import line_nanos, parse_micros, round_half_even
 from billing.periods import day_start_us, parse_date
-from billing.usage import CHARGED_STATUSES, UsageRecord
+from billing.usage import CHARGED_STATUSES, Surface, UsageRecord
 
 INPUT, CACHED_INPUT, OUTPUT = TOKEN_CLASSES = ("input", "cached_input", "output")
 
 _MAX_MICROS = 1_000_000 * 1_000_000  # a million dollars per million tokens; keeps every sum in 64 bits
 _MICRO_NEURONS_PER_E4 = 100
 _CURRENCY = re.compile(r"[A-Z]{3}", re.ASCII)
+_ACCOUNT_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 _T = TypeVar("_T")
 
@@ -45,7 +47,11 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class RateCard(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices of one model from ``effective_from_us`` on. ``version`` spells out the date and the prices."""
+    """Prices of one model from ``effective_from_us`` on. ``version`` spells out the date and the prices.
+
+    ``account_id`` not "": for this account alone, and until ``effective_until_us`` where that is given.
+    ``batch`` is the card of requests that come through a batch; None when they pay the same.
+    """
 
     model: str
     effective_from_us: int
@@ -53,6 +59,9 @@ class RateCard(msgspec.Struct, frozen=True, kw_only=True):
     cached_input: Rate
     output: Rate
     version: str
+    account_id: str = ""
+    effective_until_us: int | None = None
+    batch: RateCard | None = None
 
 
 class ChargeLine(msgspec.Struct, frozen=True):
@@ -67,10 +76,11 @@ class ChargeLine(msgspec.Struct, frozen=True):
 class Charge(msgspec.Struct, frozen=True):
     """A priced record.
 
-    ``lines`` are input, cached input and output, in this order; ``amount_nanos`` is their sum.
-    ``undiscounted_nanos`` is what the same lines would cost at the input rate for cached tokens, so that a
-    card without a discount gives a discount of exactly nothing. ``neurons_e4`` counts ten-thousandths of a
-    neuron. A record that is not charged has no lines, no card and all amounts zero.
+    ``lines`` are input, cached input and output, in this order. ``free_nanos`` of their sum are covered by
+    the account's free allocation; ``amount_nanos`` is the rest. ``undiscounted_nanos`` is what the same
+    request would cost at the input rate for cached tokens, so that a card without a discount gives a discount
+    of exactly nothing. ``neurons_e4`` counts ten-thousandths of a neuron, free ones among them. A record that
+    is not charged has no lines, no card and all amounts zero.
     """
 
     lines: tuple[ChargeLine, ...]
@@ -78,6 +88,7 @@ class Charge(msgspec.Struct, frozen=True):
     undiscounted_nanos: int
     neurons_e4: int
     rate_card_version: str
+    free_nanos: int = 0
 
     @property
     def discount_nanos(self) -> int:
@@ -100,14 +111,15 @@ class RateBook:
     """All rate cards. Immutable, safe to share between threads; pricing takes a few microseconds."""
 
     def __init__(self, cards: Sequence[RateCard], currency: str = "USD") -> None:
-        """``cards`` in any order, at most one per model and date."""
+        """``cards`` in any order, at most one per model, account and date."""
         self.currency = currency
-        self._cards: dict[str, tuple[RateCard, ...]] = {}
+        self._timelines: dict[str, _Timeline] = {}
+        self._of_accounts: dict[tuple[str, str], _Timeline] = {}
         for card in sorted(cards, key=lambda card: card.effective_from_us):
-            self._cards[card.model] = (*self._cards.get(card.model, ()), card)
-        self._starts = {
-            model: tuple(card.effective_from_us for card in cards) for model, cards in self._cards.items()
-        }
+            if card.account_id:
+                self._of_accounts.setdefault((card.model, card.account_id), _Timeline()).append(card)
+            else:
+                self._timelines.setdefault(card.model, _Timeline()).append(card)
 
     @classmethod
     def from_config(cls, config: BillingConfig) -> RateBook:
@@ -116,11 +128,11 @@ class RateBook:
         if _CURRENCY.fullmatch(config.currency) is None:
             raise BillingConfigError("billing.currency", f"{config.currency!r} is not a three-letter code")
         cards: list[RateCard] = []
-        seen: dict[tuple[str, int], str] = {}
+        seen: dict[tuple[str, str, int], str] = {}
         for index, card_config in enumerate(config.rate_cards):
             path = f"billing.rate_cards[{index}]"
             card = _card(path, card_config, neuron_micros)
-            first = seen.setdefault((card.model, card.effective_from_us), path)
+            first = seen.setdefault((card.model, card.account_id, card.effective_from_us), path)
             if first != path:
                 raise BillingConfigError(
                     path, f"{card.model} has a card from {card_config.effective_from} already, at {first}"
@@ -129,23 +141,30 @@ class RateBook:
         return cls(cards, config.currency)
 
     def covers(self, model: str, at_us: int | None = None) -> bool:
-        """Whether the model has a card; with ``at_us``, one in force then. Cards never end without a next."""
-        starts = self._starts.get(model)
-        return starts is not None and (at_us is None or starts[0] <= at_us)
+        """Whether the model has a card for everybody; with ``at_us``, one in force then. Those never end
+        without a next.
+        """
+        timeline = self._timelines.get(model)
+        return timeline is not None and (at_us is None or timeline.starts[0] <= at_us)
 
-    def card_for(self, model: str, at_us: int) -> RateCard:
-        """The card in force at ``at_us``. Raises NoRateError."""
-        starts = self._starts.get(model)
-        index = bisect_right(starts, at_us) if starts else 0
-        if not index:
+    def card_for(self, model: str, at_us: int, account_id: str = "", surface: Surface = "run") -> RateCard:
+        """The card in force at ``at_us``: the account's own before that of everybody. Raises NoRateError."""
+        card = None
+        if self._of_accounts:
+            own = self._of_accounts.get((model, account_id))
+            card = None if own is None else own.at(at_us)
+        if card is None:
+            timeline = self._timelines.get(model)
+            card = None if timeline is None else timeline.at(at_us)
+        if card is None:
             raise NoRateError(model, at_us)
-        return self._cards[model][index - 1]
+        return card.batch if surface == "batch" and card.batch is not None else card
 
     def price(self, record: UsageRecord) -> Charge:
         """The charge of ``record``. Raises NoRateError for a charged record without a card in force."""
         if record.status not in CHARGED_STATUSES:
             return NO_CHARGE
-        card = self.card_for(record.model, record.started_at_us)
+        card = self.card_for(record.model, record.started_at_us, record.account_id, record.surface)
         num_cached = record.cached_prompt_tokens
         num_input = record.prompt_tokens - num_cached
         num_output = record.completion_tokens
@@ -155,16 +174,22 @@ class RateBook:
         input_nanos = line_nanos(num_input, input_micros)
         cached_nanos = line_nanos(num_cached, cached_micros)
         output_nanos = line_nanos(num_output, output_micros)
+        gross_nanos = input_nanos + cached_nanos + output_nanos
+        neurons_e4 = _neurons_e4(card, num_input, num_cached, num_output)
+        free_nanos = 0
+        if record.free_neurons_e4:
+            free_nanos = _free_nanos(gross_nanos, record.free_neurons_e4, neurons_e4)
         return Charge(
             (
                 ChargeLine(INPUT, num_input, input_micros, input_nanos),
                 ChargeLine(CACHED_INPUT, num_cached, cached_micros, cached_nanos),
                 ChargeLine(OUTPUT, num_output, output_micros, output_nanos),
             ),
-            input_nanos + cached_nanos + output_nanos,
-            input_nanos + line_nanos(num_cached, input_micros) + output_nanos,
-            _neurons_e4(card, num_input, num_cached, num_output),
+            gross_nanos - free_nanos,
+            input_nanos + line_nanos(num_cached, input_micros) + output_nanos - free_nanos,
+            neurons_e4,
             card.version,
+            free_nanos,
         )
 
     def neurons(
@@ -174,12 +199,38 @@ class RateBook:
         prompt_tokens: int,
         cached_prompt_tokens: int,
         completion_tokens: int,
+        account_id: str = "",
+        surface: Surface = "run",
     ) -> int:
         """Neurons of such a request in ten-thousandths, for answers written before the record exists."""
-        card = self.card_for(model, at_us)
+        card = self.card_for(model, at_us, account_id, surface)
         return _neurons_e4(
             card, prompt_tokens - cached_prompt_tokens, cached_prompt_tokens, completion_tokens
         )
+
+
+class _Timeline:
+    """The cards of one model, for everybody or for one account, by their start."""
+
+    __slots__ = ("cards", "starts")
+
+    def __init__(self) -> None:
+        self.cards: list[RateCard] = []
+        self.starts: list[int] = []
+
+    def append(self, card: RateCard) -> None:
+        """``card`` begins after those before it."""
+        self.cards.append(card)
+        self.starts.append(card.effective_from_us)
+
+    def at(self, at_us: int) -> RateCard | None:
+        index = bisect_right(self.starts, at_us)
+        if not index:
+            return None
+        card = self.cards[index - 1]
+        if card.effective_until_us is not None and at_us >= card.effective_until_us:
+            return None
+        return card
 
 
 def rates_of_version(version: str) -> tuple[int, int, int]:
@@ -197,22 +248,56 @@ def _neurons_e4(card: RateCard, num_input: int, num_cached: int, num_output: int
     return round_half_even(micro_neurons, _MICRO_NEURONS_PER_E4)
 
 
+def _free_nanos(gross_nanos: int, free_neurons_e4: int, neurons_e4: int) -> int:
+    """The part of a price that free neurons cover: all of it, or in proportion, rounded once."""
+    if free_neurons_e4 >= neurons_e4:
+        return gross_nanos
+    return round_half_even(gross_nanos * free_neurons_e4, neurons_e4)
+
+
 def _card(path: str, config: RateCardConfig, neuron_micros: int) -> RateCard:
     if not config.model:
         raise BillingConfigError(f"{path}.model", "is empty")
     day = _parsed(f"{path}.effective_from", parse_date, config.effective_from)
-    cached_text = config.input if config.cached_input is None else config.cached_input
-    input_rate = _rate(f"{path}.input", config.input, neuron_micros)
+    until_us = None
+    if config.account is not None and _ACCOUNT_ID.fullmatch(config.account) is None:
+        raise BillingConfigError(f"{path}.account", f"{config.account!r} is not 32 hexadecimal characters")
+    if config.effective_until is not None:
+        until = _parsed(f"{path}.effective_until", parse_date, config.effective_until)
+        if config.account is None:
+            raise BillingConfigError(f"{path}.effective_until", "is for cards of one account only")
+        if until <= day:
+            raise BillingConfigError(f"{path}.effective_until", "is not after effective_from")
+        until_us = day_start_us(until)
+    card = _card_of_prices(path, config, config, neuron_micros, "account" if config.account else "")
+    batch = config.batch
+    return msgspec.structs.replace(
+        card,
+        account_id=config.account or "",
+        effective_until_us=until_us,
+        batch=batch and _card_of_prices(f"{path}.batch", config, batch, neuron_micros, "batch"),
+    )
+
+
+def _card_of_prices(
+    path: str,
+    config: RateCardConfig,
+    prices: RateCardConfig | BatchPricesConfig,
+    neuron_micros: int,
+    kind: str,
+) -> RateCard:
+    cached_text = prices.input if prices.cached_input is None else prices.cached_input
+    input_rate = _rate(f"{path}.input", prices.input, neuron_micros)
     cached_rate = _rate(f"{path}.cached_input", cached_text, neuron_micros)
-    output_rate = _rate(f"{path}.output", config.output, neuron_micros)
-    prices = "/".join(str(rate.micros_per_million) for rate in (input_rate, cached_rate, output_rate))
+    output_rate = _rate(f"{path}.output", prices.output, neuron_micros)
+    rates = "/".join(str(rate.micros_per_million) for rate in (input_rate, cached_rate, output_rate))
     return RateCard(
         model=config.model,
-        effective_from_us=day_start_us(day),
+        effective_from_us=day_start_us(parse_date(config.effective_from)),
         input=input_rate,
         cached_input=cached_rate,
         output=output_rate,
-        version=f"{day.isoformat()} {prices}",
+        version=f"{config.effective_from} {rates} {kind}".rstrip(),
     )
 
 

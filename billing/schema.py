@@ -11,16 +11,16 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary,
 
 metadata = MetaData()
 
-HEAD_REVISION = "0003"
+HEAD_REVISION = "0004"
 """The newest migration; an up-to-date database is recognised by it without loading the migrations."""
 
 
-def _text(name: str, *, is_key: bool = False) -> Column[str]:
-    return Column(name, Text, primary_key=is_key, nullable=False)
+def _text(name: str, *, is_key: bool = False, default: str | None = None) -> Column[str]:
+    return Column(name, Text, primary_key=is_key, nullable=False, server_default=default)
 
 
-def _count(name: str) -> Column[int]:
-    return Column(name, BigInteger, nullable=False)
+def _count(name: str, *, default: str | None = None) -> Column[int]:
+    return Column(name, BigInteger, nullable=False, server_default=default)
 
 
 usage_records = Table(
@@ -44,6 +44,9 @@ usage_records = Table(
     Column("is_estimated", Boolean, nullable=False),
     _count("ttft_us"),
     _count("num_attempts"),
+    _count("free_neurons_e4", default="0"),
+    _count("num_cached_blocks", default="0"),
+    _text("cache_head", default=""),
     Index("usage_records_by_account", "account_id", "started_at_us"),
     sqlite_with_rowid=False,
 )
@@ -62,6 +65,7 @@ ledger_transactions = Table(
     _count("undiscounted_nanos"),
     _count("neurons_e4"),
     _text("rate_card_version"),
+    _count("free_nanos", default="0"),
     sqlite_with_rowid=False,
 )
 

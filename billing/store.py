@@ -317,6 +317,7 @@ def _append_ledger_rows(
             charge.undiscounted_nanos,
             charge.neurons_e4,
             charge.rate_card_version,
+            charge.free_nanos,
         )
     )
     for leg, entry in enumerate(transaction.entries):

@@ -18,6 +18,7 @@ Status = Literal["ok", "client_disconnected", "replica_lost", "timeout", "error"
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 MAX_TOKENS = 2**31 - 1
+_DIGEST_CHARS = 64
 
 _KNOWN_STATUSES = frozenset(STATUSES)
 _KNOWN_SURFACES: frozenset[Surface] = frozenset(get_args(Surface))
@@ -54,6 +55,9 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
         is_estimated: the replica gave no usage and the counts are the edge's own estimate.
         ttft_us: time to the first token; 0 when there was none.
         num_attempts: replicas tried, at least 1.
+        free_neurons_e4: ten-thousandths of a neuron that the account's daily free allocation covered.
+        num_cached_blocks: blocks of the prefix cache that the cached tokens came from.
+        cache_head: digest of the last of them (64 hexadecimal characters), which chains over all; "" without.
     """
 
     request_id: str
@@ -74,12 +78,18 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_estimated: bool = False
     ttft_us: int = 0
     num_attempts: int = 1
+    free_neurons_e4: int = 0
+    num_cached_blocks: int = 0
+    cache_head: str = ""
 
     def __post_init__(self) -> None:
         is_counted = (
             0 <= self.cached_prompt_tokens <= self.prompt_tokens <= MAX_TOKENS
             and 0 <= self.completion_tokens <= MAX_TOKENS
             and 0 <= self.reasoning_tokens <= MAX_TOKENS
+            and self.free_neurons_e4 >= 0
+            and 0 <= self.num_cached_blocks <= self.cached_prompt_tokens
+            and len(self.cache_head) == (_DIGEST_CHARS if self.num_cached_blocks else 0)
         )
         if not (
             is_counted
@@ -108,6 +118,12 @@ def _problem_of(record: UsageRecord) -> str:
         return (
             f"cached_prompt_tokens {record.cached_prompt_tokens} exceed prompt_tokens {record.prompt_tokens}"
         )
+    if record.free_neurons_e4 < 0:
+        return f"free_neurons_e4 is {record.free_neurons_e4}, less than 0"
+    if not 0 <= record.num_cached_blocks <= record.cached_prompt_tokens:
+        return f"num_cached_blocks is {record.num_cached_blocks}, not between 0 and the cached tokens"
+    if len(record.cache_head) != (_DIGEST_CHARS if record.num_cached_blocks else 0):
+        return "cache_head is no digest of the last cached block"
     if record.status not in _KNOWN_STATUSES:
         return f"status is {record.status!r}, not one of {', '.join(STATUSES)}"
     return f"surface is {record.surface!r}, not one of {', '.join(sorted(_KNOWN_SURFACES))}"

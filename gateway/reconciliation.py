@@ -194,4 +194,6 @@ def _record_from(
         reasoning_tokens=usage.completion_tokens_details.reasoning_tokens,
         status="error",
         is_estimated=is_estimated,
+        num_cached_blocks=usage.num_cached_blocks,
+        cache_head=usage.cache_head,
     )

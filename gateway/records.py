@@ -45,6 +45,8 @@ def record_of(call: Call, status: Status, usage: TokenUsage, *, is_estimated: bo
         is_estimated=is_estimated,
         ttft_us=0 if first_byte_at is None else max(int((first_byte_at - call.started_at) * 1e6), 0),
         num_attempts=call.num_attempts,
+        num_cached_blocks=usage.num_cached_blocks,
+        cache_head=usage.cache_head,
     )
 
 

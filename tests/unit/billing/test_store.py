@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.schema import CreateTable
 
-from billing import batch_schema, schema
+from billing import batch_schema, money_schema, schema
 from billing.bulk import ROWS_PER_STATEMENT
 from billing.config import BillingConfig
 from billing.dialect import PostgresDialect, dialect_named
@@ -66,6 +66,7 @@ class TestPost:
             "undiscounted_nanos": 750_000,
             "neurons_e4": 318_182,
             "rate_card_version": "2026-01-01 600000/100000/3000000",
+            "free_nanos": 0,
         }
         assert [leg.amount_nanos for leg in legs] == [350_000, -350_000]
 
@@ -136,7 +137,8 @@ class TestImmutability:
 class TestOpen:
     def test_migrates_an_empty_database_to_what_the_code_expects(self, store: Store) -> None:
         with store.reading() as connection:
-            differences = compare_metadata(MigrationContext.configure(connection), batch_schema.metadata)
+            assert batch_schema.metadata is money_schema.metadata is schema.metadata
+            differences = compare_metadata(MigrationContext.configure(connection), schema.metadata)
         assert differences == []
 
     def test_head_is_the_newest_migration(self) -> None:

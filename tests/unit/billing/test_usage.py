@@ -18,6 +18,10 @@ from tests.support.ledger import NOON_US, record
         ({"completion_tokens": -5}, "completion_tokens is -5"),
         ({"completion_tokens": 2**31}, "completion_tokens is 2147483648"),
         ({"reasoning_tokens": -1}, "reasoning_tokens is -1"),
+        ({"free_neurons_e4": -1}, "free_neurons_e4 is -1"),
+        ({"num_cached_blocks": 801}, "num_cached_blocks is 801"),
+        ({"num_cached_blocks": 1}, "cache_head is no digest"),
+        ({"cache_head": "00" * 32}, "cache_head is no digest"),
         ({"request_id": ""}, "request_id is empty"),
         ({"account_id": ""}, "account_id is empty"),
         ({"model": ""}, "model is empty"),
@@ -34,6 +38,12 @@ def test_nor_can_it_be_decoded() -> None:
     damaged = msgspec.to_builtins(record()) | {"cached_prompt_tokens": 2_000}
     with pytest.raises(msgspec.ValidationError, match="exceed prompt_tokens"):
         msgspec.convert(damaged, UsageRecord)
+
+
+def test_a_record_from_before_free_neurons_and_cached_blocks_can_still_be_read() -> None:
+    added = {"free_neurons_e4", "num_cached_blocks", "cache_head"}
+    old = {name: value for name, value in msgspec.to_builtins(record()).items() if name not in added}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=UsageRecord) == record()
 
 
 def test_zero_tokens_are_a_value() -> None:
