@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.support.chat import ChatClient, Outcome
 from tests.support.installation import MODEL, Installation, totals_of
@@ -22,6 +26,24 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+
+
+def picture(colour: str, *, pixel: str = "") -> dict[str, Any]:
+    """A part that holds an image of 224 by 224 pixels, one of which may be of another colour."""
+    image = Image.new("RGB", (224, 224), colour)
+    if pixel:
+        image.putpixel((100, 100), tuple(bytes.fromhex(pixel)))
+    file = BytesIO()
+    image.save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def about(image: dict[str, Any]) -> list[dict[str, Any]]:
+    """A question about an image, with enough text before it to fill a block."""
+    system = {"role": "system", "content": "You look at pictures and say in one short sentence what you see."}
+    question = {"type": "text", "text": "What is in the picture?"}
+    return [system, {"role": "user", "content": [image, question]}]
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +90,66 @@ async def test_tools_are_taken_in_and_cost_prompt_tokens(tiny: Installation) -> 
             )
             assert asked.is_complete, asked
             assert asked.prompt_tokens > plain.prompt_tokens + 20
+
+
+async def test_images_are_seen_and_counted_on_both_surfaces_whole_and_streamed(tiny: Installation) -> None:
+    before = await totals_of(tiny)
+    messages = about(picture("red"))
+    async with ChatClient(tiny.account) as client:
+        plain = await client.complete(TINY, [messages[0], QUESTION[0]], **SHORT)
+        outcomes = [
+            await ask(TINY, messages, session="eyes", stream=is_stream, **SHORT)
+            for ask in (client.run, client.complete)
+            for is_stream in (False, True)
+        ]
+    for outcome in outcomes:
+        assert outcome.is_complete, outcome
+        # 64 tokens of 28 by 28 pixels, and the marks around them.
+        assert outcome.usage["prompt_tokens_details"]["image_tokens"] == 64
+        assert 64 < outcome.prompt_tokens - plain.prompt_tokens < 84
+    assert len({(counts(outcome), outcome.text) for outcome in outcomes}) == 1
+    after = await totals_of(tiny, before["num_requests"] + 5)
+    num_images = sum(outcome.prompt_tokens for outcome in outcomes)
+    assert after["prompt_tokens"] - before["prompt_tokens"] == num_images + plain.prompt_tokens
+    assert tiny.run("audit").returncode == 0
+
+
+async def test_the_same_image_hits_the_cache_and_another_shares_none_of_its_blocks(
+    tiny: Installation,
+) -> None:
+    """BR-7: prefix caching by what an image shows, down to one pixel."""
+    red, other = about(picture("blue")), about(picture("blue", pixel="0000fe"))
+    async with ChatClient(tiny.account) as client:
+        first = await client.complete(TINY, red, session="cache", **SHORT)
+        again = await client.run(TINY, red, session="cache", stream=True, **SHORT)
+        pixel = await client.complete(TINY, other, session="cache", **SHORT)
+        alone = await client.complete(TINY, other, session="cache", **SHORT)
+    block = tiny.config["replicas"]["cache"]["block_size"]
+    assert (first.replica, again.replica, pixel.replica) == (first.replica,) * 3
+    assert again.prompt_tokens == pixel.prompt_tokens == first.prompt_tokens
+    # All whole blocks but the one that the last token is in.
+    assert again.cached_tokens == (first.prompt_tokens - 1) // block * block
+    # The system message comes before the image; of the image's own 64 tokens nothing is shared.
+    before_image = first.prompt_tokens - 64
+    assert pixel.cached_tokens < before_image
+    assert pixel.cached_tokens + 64 <= again.cached_tokens
+    assert alone.cached_tokens == again.cached_tokens
+
+
+async def test_images_that_are_elsewhere_or_broken_are_refused_by_name(tiny: Installation) -> None:
+    elsewhere = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
+    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8gd29ybGQh"}}
+    video = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    async with ChatClient(tiny.account) as client:
+        for part, said in (
+            (elsewhere, "'/messages/1/content/0/image_url/url': image_url_not_allowed"),
+            (broken, "'/messages/1/content/0/image_url/url': is not a PNG, JPEG, WebP or GIF image"),
+            (video, "'/messages/1/content/0/type': no model here takes video"),
+        ):
+            for is_stream in (False, True):
+                outcome = await client.complete(TINY, about(part), stream=is_stream, **SHORT)
+                assert outcome.status == 400
+                assert said in outcome.error
 
 
 async def test_the_other_model_of_the_catalog_is_not_served(tiny: Installation) -> None:

@@ -64,16 +64,19 @@ async def test_images_are_in_the_prompt_and_in_its_count(seeing: Replica) -> Non
     assert [span.num_tokens for span in request.media] == [8, 1]
     for span in request.media:
         assert request.prompt_token_ids[span.start : span.end] == [PAD] * span.num_tokens
+    assert answer.json["usage"]["prompt_tokens_details"]["image_tokens"] == 9
 
 
 async def test_a_text_has_no_images(seeing: Replica) -> None:
-    await see(seeing)
+    answer = await see(seeing)
     assert seeing.engine.requests[0].media == ()
+    assert "image_tokens" not in answer.json["usage"]["prompt_tokens_details"]
 
 
 async def test_every_choice_gets_the_images(seeing: Replica) -> None:
-    await see(seeing, image_url(), n=3)
+    answer = await see(seeing, image_url(), n=3)
     assert [len(request.media) for request in seeing.engine.requests] == [1, 1, 1]
+    assert answer.json["usage"]["prompt_tokens_details"]["image_tokens"] == 8, "a prompt is counted once"
 
 
 async def test_choices_times_images_are_bounded(seeing: Replica) -> None:
