@@ -35,7 +35,7 @@ from backend.text.grammar_tokenizer import build_grammar_tokenizer
 from backend.text.media import ImageLimits
 from backend.text.model_text import ModelTextError, load_model_text
 
-StartEngine = Callable[[BackendConfig], Awaitable[Engine]]
+StartEngine = Callable[[BackendConfig, Callable[[StartProgress], None]], Awaitable[Engine]]
 
 # How long open requests may take to tell their readers that the engine has ended.
 _LAST_WORDS_S: Final = 2.0
@@ -50,12 +50,13 @@ class ReplicaStartError(RuntimeError):
     """The replica cannot start; the message is one sentence for people."""
 
 
-async def start_engine(config: BackendConfig) -> Engine:
+async def start_engine(config: BackendConfig, on_progress: Callable[[StartProgress], None]) -> Engine:
     """Start the real engine, with its progress in the log."""
 
     def report(progress: StartProgress) -> None:
         percent = round(progress.fraction * 100)
         _log.info("starting", extra={"fields": {"stage": progress.stage, "percent": percent}})
+        on_progress(progress)
 
     return await EngineClient.start(config, report)
 
@@ -159,7 +160,7 @@ class ReplicaServer:
             ReplicaStartError: with one sentence that says what is wrong.
         """
         try:
-            self._engine = await self._start_engine(self._config)
+            self._engine = await self._start_engine(self._config, self._state.report)
         except EngineStartError as error:
             raise ReplicaStartError(str(error)) from error
         self._prompts = await asyncio.to_thread(load_prompt_encoder, self._config, self._engine.info)

@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import aiohttp
+import msgspec
 
+from backend.wire import Health
 from embergate.child import Child, ChildSpec, describe_exit
 from embergate.config import SupervisorConfig
 from embergate.log_rotation import rotate, tail
@@ -19,6 +21,8 @@ from embergate.run_state import Phase, ProcessIdentity, ProcessState, RunState, 
 
 _LOG_CHECK_INTERVAL_S = 1.0
 _PROBE_TIMEOUT_S = 2.0
+_STAGE_INTERVAL_S = 2.0
+"""How often at most a child that loads is quoted."""
 
 
 class Backoff:
@@ -180,12 +184,18 @@ class Supervisor:
         self._set_status(watched, "stopped")
 
     async def _probe(self, watched: Watched, session: aiohttp.ClientSession) -> None:
-        """Ask the child until it says that it is ready."""
+        """Ask the child until it says that it is ready, and pass on how far it is."""
+        loop = asyncio.get_running_loop()
+        quoted, quote_at_s = "", loop.time() + _STAGE_INTERVAL_S
         while True:
             try:
                 async with session.get(watched.spec.health_url) as response:
                     if response.status == 200:
                         break
+                    stage = _stage_of(await response.read())
+                    if stage and stage != quoted and loop.time() >= quote_at_s:
+                        quoted, quote_at_s = stage, loop.time() + _STAGE_INTERVAL_S
+                        self._report(f"{watched.spec.name}: {stage}")
             except (aiohttp.ClientError, TimeoutError, OSError):
                 pass
             await asyncio.sleep(self._config.probe_interval_s)
@@ -235,6 +245,15 @@ class Supervisor:
             self._state_file.write(state)
         except OSError as error:
             self._report(f"the state of the processes cannot be written: {error.strerror}")
+
+
+def _stage_of(body: bytes) -> str:
+    """What a starting replica says that it is doing; empty for anything else."""
+    try:
+        health = msgspec.json.decode(body, type=Health)
+    except msgspec.DecodeError:
+        return ""
+    return f"{health.stage} ({health.fraction:.0%})" if health.fraction > 0 else ""
 
 
 def _why_it_failed(spec: ChildSpec, code: int) -> str:

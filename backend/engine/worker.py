@@ -47,10 +47,17 @@ from backend.text.model_text import load_model_text
 IDLE_CHECK_AFTER_S = 1.0
 """Without work for this long, the engine checks its books once."""
 
+PROGRESS_INTERVAL_S = 0.5
+"""Progress of loading is sent at most so often."""
+
 _READ_BYTES = 1 << 18
+_SHARE_OF_LOADING = 0.9
+"""Of the whole start, for people; the rest is the KV cache."""
 _logger = logging.getLogger("backend.engine")
 
-LoadRunner = Callable[[BackendConfig], StepRunner]
+Report = Callable[[float, str], None]
+"""Takes the share of the loading that is done (0 to 1), and what is being done."""
+LoadRunner = Callable[[BackendConfig, Report], StepRunner]
 LoadGrammars = Callable[[BackendConfig, StepRunner], GrammarPool]
 
 
@@ -166,8 +173,8 @@ def _start(channel: Channel, load_runner: LoadRunner, load_grammars: LoadGrammar
     config = _receive_config(channel)
     try:
         channel.send(StartProgress(0.0, "loading the model"))
-        runner = load_runner(config)
-        channel.send(StartProgress(0.9, "allocating the KV cache"))
+        runner = load_runner(config, LoadingReport(channel, time.monotonic))
+        channel.send(StartProgress(_SHARE_OF_LOADING, "allocating the KV cache"))
         engine = Engine(
             runner,
             config,
@@ -186,6 +193,21 @@ def _start(channel: Channel, load_runner: LoadRunner, load_grammars: LoadGrammar
     gc.freeze()
     channel.send(engine.info)
     return engine
+
+
+class LoadingReport:
+    """Passes on how far loading is, now and then: a model of many small parts would flood the socket."""
+
+    def __init__(self, channel: Channel, clock_s: Callable[[], float]) -> None:
+        self._channel = channel
+        self._clock_s = clock_s
+        self._sent_at_s = clock_s()
+
+    def __call__(self, share: float, doing: str) -> None:
+        now_s = self._clock_s()
+        if now_s - self._sent_at_s >= PROGRESS_INTERVAL_S:
+            self._sent_at_s = now_s
+            self._channel.send(StartProgress(share * _SHARE_OF_LOADING, doing))
 
 
 def _receive_config(channel: Channel) -> BackendConfig:
@@ -228,9 +250,9 @@ def main(arguments: ListOf[str], load_runner: LoadRunner) -> int:
     sock = socket.socket(fileno=int(arguments[0]))
     sock.set_inheritable(False)
 
-    def load(config: BackendConfig) -> StepRunner:
+    def load(config: BackendConfig, report: Report) -> StepRunner:
         configure_logging(config.replica_id, config.telemetry.log_level)
-        return load_runner(config)
+        return load_runner(config, report)
 
     with sock:
         return serve(sock, load, load_grammars)

@@ -103,8 +103,13 @@ class Operations:
         return web.Response(body=self._metrics.expose(), headers={"Content-Type": prometheus.CONTENT_TYPE})
 
     def _health_response(self, status: int) -> web.Response:
+        status_word, progress = self._state.status, self._state.progress
         health = Health(
-            status=self._state.status, replica_id=self._config.replica_id, model=self._config.model.served_as
+            status=status_word,
+            replica_id=self._config.replica_id,
+            model=self._config.model.served_as,
+            stage=progress.stage if status_word == "starting" else "",
+            fraction=progress.fraction if status_word == "starting" else 1.0,
         )
         return _json(health, status)
 

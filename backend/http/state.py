@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from backend.engine.messages import EngineStats
+from backend.engine.messages import EngineStats, StartProgress
 from backend.http.engine_port import Engine
 from backend.http.errors import engine_died, not_serving
 from backend.http.prompts import PromptEncoder
@@ -19,6 +19,11 @@ class ReplicaState:
         self._engine: Engine | None = None
         self._prompts: PromptEncoder | None = None
         self._is_draining = False
+        self.progress = StartProgress(0.0, "starting the engine")
+
+    def report(self, progress: StartProgress) -> None:
+        """Take in how far the start is."""
+        self.progress = progress
 
     @property
     def status(self) -> Status:

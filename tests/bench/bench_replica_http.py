@@ -28,7 +28,7 @@ from tests.unit.backend.conftest import CHATML, make_definition
 _ENGINE = "tests.support.paced_engine"
 
 
-async def _start_engine(config: BackendConfig) -> Engine:
+async def _start_engine(config: BackendConfig, report: object) -> Engine:
     return await EngineClient.start(config, worker_module=_ENGINE)
 
 

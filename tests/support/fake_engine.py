@@ -48,7 +48,7 @@ class FakeRunner:
         self.model: FakeModel | None = None
 
     @classmethod
-    def load(cls, config: BackendConfig) -> FakeRunner:
+    def load(cls, config: BackendConfig, report: object = None) -> FakeRunner:
         words = config.model.path.split()
         if "bad" in words:
             raise ValueError("model.safetensors: tensor model.norm.weight is missing")

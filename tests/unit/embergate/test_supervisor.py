@@ -97,6 +97,36 @@ async def test_everything_becomes_ready_and_stops_in_order(tmp_path: Path) -> No
     assert [process.status for process in read_state(tmp_path).processes] == ["stopped"] * 3
 
 
+LOADING = """
+import http.server, json, sys, time
+layers = []
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        layers.append(1)
+        is_ready = len(layers) > 20
+        health = {"status": "starting", "replica_id": "r0", "stage": f"loading layer {len(layers)} of 20",
+                  "fraction": len(layers) / 25}
+        self.send_response(200 if is_ready else 503)
+        self.end_headers()
+        self.wfile.write(json.dumps(health).encode())
+    def log_message(self, *args):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+async def test_a_replica_that_loads_is_quoted_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embergate.supervisor._STAGE_INTERVAL_S", 0.1)
+    watcher, reported = supervisor(tmp_path, [[spec("replica-0", tmp_path, LOADING)]])
+    await watcher.run(watcher.stop)
+    quoted = [line for line in reported if "loading" in line]
+    assert 1 <= len(quoted) <= 10
+    layer = int(quoted[0].split()[3])
+    assert quoted[0] == f"replica-0: loading layer {layer} of 20 ({layer / 25:.0%})"
+
+
 async def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
     watcher, reported = supervisor(tmp_path, [[spec("replica-0", tmp_path)]])
     ready = asyncio.Event()

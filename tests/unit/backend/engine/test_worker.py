@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 
@@ -85,6 +86,28 @@ class Parent:
     def has_ended(self) -> bool:
         self._thread.join(20)
         return not self._thread.is_alive()
+
+
+def test_loading_is_reported_now_and_then_and_not_for_each_part() -> None:
+    def load(config: BackendConfig, report: Callable[[float, str], None]) -> FakeRunner:
+        for part in range(200):
+            report(part / 200, f"loading layer {part}")
+            time.sleep(0.001)
+        return FakeRunner.load(config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "PROGRESS_INTERVAL_S", 0.05)
+        with Parent(load) as parent:
+            parent.send(Configure(config_of()))
+            stages = []
+            while isinstance(message := parent.receive(), StartProgress):
+                stages.append(message)
+    fractions = [stage.fraction for stage in stages]
+    assert fractions == sorted(fractions)
+    layers = [stage for stage in stages if stage.stage.startswith("loading layer")]
+    assert 2 <= len(layers) <= 20
+    number = int(layers[0].stage.split()[-1])
+    assert layers[0].fraction == pytest.approx(number / 200 * 0.9)
 
 
 def config_of(path: str = "", num_blocks: int = 64) -> BackendConfig:

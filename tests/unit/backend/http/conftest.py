@@ -45,7 +45,7 @@ async def start_replica(config: BackendConfig, tokenizer: Tokenizer) -> AsyncIte
     ) -> Replica:
         engine = ScriptedEngine()
 
-        async def start_engine(_: BackendConfig) -> ScriptedEngine:
+        async def start_engine(_: BackendConfig, report: object) -> ScriptedEngine:
             await asyncio.sleep(engine_start_s)
             return engine
 
