@@ -25,7 +25,7 @@ from backend.config import (
     TextConfig,
 )
 from billing.config import BillingConfig
-from gateway.config import GatewayConfig, ReplicaAddress, ServedModel
+from gateway.config import TEXT_TASK, GatewayConfig, ReplicaAddress, ServedModel, Task
 
 OWN_FIELDS = frozenset({"replica_id", "model", "port", "pool_token"})
 """What differs from one local replica to the next; everything else of a replica stands in ``replicas``."""
@@ -64,6 +64,10 @@ class ModelConfig(_Section, frozen=True, kw_only=True):
     default_temperature: float = 1.0
     default_top_p: float = 1.0
     description: str = ""
+    task: Task = TEXT_TASK
+    created_at: str = ""
+    tags: list[str] = []
+    properties: dict[str, str] = {}
 
     @property
     def is_embedded(self) -> bool:
@@ -155,6 +159,10 @@ class Config(_Section, frozen=True, kw_only=True):
                 default_temperature=model.default_temperature,
                 default_top_p=model.default_top_p,
                 description=model.description,
+                task=model.task,
+                created_at=model.created_at,
+                tags=model.tags,
+                properties=model.properties,
             )
             for model in self.models
             if self.is_served(model)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,18 @@ def _check_catalog(config: Config) -> None:
             raise ConfigError(f"models[{index}].default_temperature: expected at most 2")
         if not 0 < model.default_top_p <= 1:
             raise ConfigError(f"models[{index}].default_top_p: expected a number above 0 and at most 1")
+        _check_date(f"models[{index}].created_at", model.created_at)
+        ends = model.properties.get("planned_deprecation_date", "")
+        _check_date(f"models[{index}].properties.planned_deprecation_date", ends)
+
+
+def _check_date(path: str, text: str) -> None:
+    try:
+        is_date = not text or date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        is_date = False
+    if not is_date:
+        raise ConfigError(f"{path}: expected a date such as 2026-01-27, got {text!r}")
 
 
 def _check_replicas(config: Config) -> None:

@@ -5,12 +5,17 @@ Units stand last in the names. Unknown keys are refused with their path by whoev
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
+
+TEXT_TASK: Final = "Text Generation"
+EMBEDDINGS_TASK: Final = "Text Embeddings"
+Task = Literal["Text Generation", "Text Embeddings"]
+"""What a model does, in the words of the catalog of Workers AI."""
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +34,8 @@ class ReplicaAddress(_Section, frozen=True):
 class ServedModel(_Section, frozen=True):
     """A catalog entry: ``aliases`` are other ids that clients may use for it; bills name ``id``.
 
-    ``sees_images`` null: nobody here has looked at the checkpoint, so its replicas decide.
+    ``sees_images`` null: nobody here has looked at the checkpoint, so its replicas decide. ``created_at`` is
+    a date or "", ``properties`` are what the catalog says beyond what follows from the rest.
     """
 
     id: str
@@ -40,6 +46,10 @@ class ServedModel(_Section, frozen=True):
     default_temperature: float = 1.0
     default_top_p: float = 1.0
     description: str = ""
+    task: Task = TEXT_TASK
+    created_at: str = ""
+    tags: list[str] = []
+    properties: dict[str, str] = {}
 
 
 class RoutingConfig(_Section, frozen=True):
