@@ -13,9 +13,10 @@ from billing.accounts import Principal
 from billing.rates import Charge
 from billing.usage import Status, Surface, UsageRecord, new_request_id
 from gateway.config import ServedModel
-from gateway.edge.exchange import Exchange
+from gateway.edge.exchange import Exchange, Headers
 from gateway.errors import Refusal
 from gateway.images.intake import ImagePlan
+from gateway.limits import Reservation
 from gateway.replicas import Replica
 from gateway.sse import StreamRelay
 from gateway.wire.embeddings import EmbeddingsRequest
@@ -73,7 +74,8 @@ class Call:
     """State of one request. ``started_at`` is the loop's clock, ``started_at_us`` the wall's.
 
     ``principal``, ``request``, ``model`` and ``images`` are set in this order by admission, ``replica`` by
-    the first attempt. Until ``principal`` is known, ``account_id`` is what the path names, "" when it names none.
+    the first attempt. Until ``principal`` is known, ``account_id`` is what the path names, "" when it names
+    none.
     """
 
     exchange: Exchange
@@ -88,6 +90,8 @@ class Call:
     request: InferenceRequest = field(init=False)
     model: ServedModel = field(init=False)
     images: ImagePlan = field(init=False)
+    reservation: Reservation = field(init=False)
+    rate_headers: Headers = ()
     replica: Replica = field(init=False)
     session: str = ""
     affinity_key: str = ""

@@ -87,22 +87,29 @@ class HealthConfig(_Section, frozen=True):
 
 
 class RateLimits(_Section, frozen=True):
-    """Limits of one account. ``requests_per_minute`` is a token bucket per account and model."""
+    """Limits of one account. ``requests_per_minute`` and ``tokens_per_minute`` are buckets per account and
+    model; null does not limit tokens.
+
+    ``stops_at_free_neurons``: when the day's free neurons are used up, requests are refused, not charged.
+    """
 
     requests_per_minute: AtLeastOne = 300
     burst_requests: AtLeastOne | None = None
     max_concurrent_requests: AtLeastOne = 64
+    tokens_per_minute: AtLeastOne | None = None
+    stops_at_free_neurons: bool = False
 
 
 class LimitsConfig(_Section, frozen=True):
     """``accounts`` overrides ``default`` for single account ids; ``max_choices`` bounds ``n`` of one
-    request.
+    request. ``neurons_refresh_s`` is how often the neurons that other gateways counted are looked up.
     """
 
     default: RateLimits = RateLimits()
     accounts: dict[str, RateLimits] = {}
     max_choices: int = 8
     max_tracked_buckets: int = 100_000
+    neurons_refresh_s: Annotated[float, Meta(gt=0)] = 30.0
 
 
 class ImagesConfig(_Section, frozen=True):
@@ -164,6 +171,23 @@ class TelemetryConfig(_Section, frozen=True):
     access_log: bool = True
 
 
+class AnalyticsConfig(_Section, frozen=True):
+    """Questions about usage, which run in threads beside the event loop.
+
+    ``max_page_rows`` bounds a page of the usage API, ``max_rows`` a GraphQL list. ``max_query_bytes``,
+    ``max_query_depth`` and ``max_query_fields`` bound a GraphQL query.
+    """
+
+    max_concurrent_reads: AtLeastOne = 4
+    max_waiting_reads: int = 64
+    read_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
+    max_page_rows: AtLeastOne = 1_000
+    max_rows: AtLeastOne = 10_000
+    max_query_bytes: AtLeastOne = 65_536
+    max_query_depth: AtLeastOne = 15
+    max_query_fields: AtLeastOne = 500
+
+
 class GatewayConfig(_Section, frozen=True):
     """The edge as one process. ``max_buffered_body_bytes`` bounds the bodies of all requests together."""
 
@@ -185,4 +209,5 @@ class GatewayConfig(_Section, frozen=True):
     images: ImagesConfig = ImagesConfig()
     auth: AuthConfig = AuthConfig()
     metering: MeteringConfig = MeteringConfig()
+    analytics: AnalyticsConfig = AnalyticsConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

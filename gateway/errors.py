@@ -29,6 +29,7 @@ class Reason(Enum):
     TOO_LARGE = (413, 3006, "inference")
     BODY_ENCODING = (415, 5006, "inference")
     RATE = (429, 3021, "inference")
+    DAILY_NEURONS = (429, 4006, "inference")
     CAPACITY = (429, 3040, "inference")
     INTERNAL = (500, 7009, "inference")
     UNAVAILABLE = (503, 3050, "inference")

@@ -1,120 +1,202 @@
-"""How much an account may ask for: requests per minute and concurrent requests, held by reservations.
+"""How much an account may ask for: requests and tokens per minute, concurrent requests.
 
-``reserve`` -> ``settle`` (the work was done) or ``release`` (it was not: the request counts against nothing).
-
-Rates are kept by the generic cell rate algorithm, the exact form of a token bucket: all that is stored per
-(account, model) is the instant at which its bucket would be full again, in integer nanoseconds. So traffic at
-exactly the limit is never refused, and the time to wait is known exactly.
+A request's way through its limits: ``reserve`` (an upper estimate is held, or the request is refused) ->
+``served`` (the work was done: its place is free, its count stays) -> ``settle`` (the record is made: what was
+held becomes what was used) -> ``release`` (the end; what was reserved and never served counts as if it had
+never come). All of it is integers in memory: nothing here waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
+import msgspec
+
+from billing.rates import Charge
+from billing.usage import UsageRecord
+from gateway.buckets import BucketKey, BucketSize, RateBuckets
 from gateway.config import LimitsConfig, RateLimits
 from gateway.errors import Reason, Refusal
 
-_MINUTE_NS = 60_000_000_000
 _SECOND_NS = 1_000_000_000
+_MILLI_NS = 1_000_000
 
-_BucketKey = tuple[str, str]
+Headers = tuple[tuple[str, str], ...]
 
 
-class RateBuckets:
-    """Token buckets by (account, model)."""
+class Demand(msgspec.Struct, frozen=True):
+    """What a request may come to take, at most."""
 
-    def __init__(self, max_tracked: int) -> None:
-        self._full_at_ns: dict[_BucketKey, int] = {}
-        self._max_tracked = max_tracked
+    account_id: str
+    token_id: str
+    model: str
+    started_at_us: int
+    max_prompt_tokens: int
+    max_completion_tokens: int
 
-    def take(self, key: _BucketKey, limits: RateLimits, now_ns: int) -> int:
-        """Take one request out of the bucket. Returns 0, or the nanoseconds until there will be one to
-        take.
-        """
-        interval_ns = _interval_ns(limits)
-        full_at_ns = max(self._full_at_ns.get(key, 0), now_ns)
-        wait_ns = full_at_ns + interval_ns - _burst(limits) * interval_ns - now_ns
-        if wait_ns > 0:
-            return wait_ns
-        if key not in self._full_at_ns and len(self._full_at_ns) >= self._max_tracked:
-            self._forget_full(now_ns)
-        self._full_at_ns[key] = full_at_ns + interval_ns
-        return 0
 
-    def put_back(self, key: _BucketKey, limits: RateLimits) -> None:
-        """Undo one :meth:`take`."""
-        if key in self._full_at_ns:
-            self._full_at_ns[key] -= _interval_ns(limits)
+class Hold(Protocol):
+    """What one limiter holds for one request. Every method may be called when others were not."""
 
-    def num_left(self, key: _BucketKey, limits: RateLimits, now_ns: int) -> int:
-        """Requests that could be taken right now."""
-        interval_ns = _interval_ns(limits)
-        missing_ns = max(self._full_at_ns.get(key, 0) - now_ns, 0)
-        return _burst(limits) - -(-missing_ns // interval_ns)
+    def served(self) -> None:
+        """The request was served, in whole or in part, and occupies nothing any more."""
 
-    def _forget_full(self, now_ns: int) -> None:
-        """Drop buckets that are full, which is what an unknown bucket is; if there is none, the oldest."""
-        self._full_at_ns = {key: full for key, full in self._full_at_ns.items() if full > now_ns}
-        while len(self._full_at_ns) >= self._max_tracked:
-            del self._full_at_ns[next(iter(self._full_at_ns))]
+    def settle(self, record: UsageRecord, charge: Charge) -> None:
+        """What was held becomes what was used."""
+
+    def release(self) -> None:
+        """The request is over. Called exactly once, last."""
+
+
+class Limiter(Protocol):
+    """One kind of limit."""
+
+    def reserve(self, demand: Demand) -> Hold | None:
+        """Hold what the request may take; None when there is nothing to hold. Raises Refusal."""
 
 
 class Reservation:
-    """One admitted request. End it exactly once, by ``settle`` or ``release``; further calls do nothing."""
+    """What all limiters hold for one request."""
 
-    __slots__ = ("_is_open", "_key", "_limits", "_owner")
+    __slots__ = ("_holds", "_is_open")
 
-    def __init__(self, owner: AccountLimits, key: _BucketKey, limits: RateLimits) -> None:
-        self._owner = owner
-        self._key = key
-        self._limits = limits
+    def __init__(self, holds: Sequence[Hold]) -> None:
+        self._holds = holds
         self._is_open = True
 
-    def settle(self) -> None:
-        """The request was served, in whole or in part: free its place, keep its count."""
-        if self._is_open:
-            self._is_open = False
-            self._owner.leave(self._key[0])
+    def served(self) -> None:
+        for hold in self._holds:
+            hold.served()
+
+    def settle(self, record: UsageRecord, charge: Charge) -> None:
+        for hold in self._holds:
+            hold.settle(record, charge)
 
     def release(self) -> None:
-        """The request was not served: as if it had never come."""
+        """Idempotent."""
         if self._is_open:
             self._is_open = False
+            for hold in self._holds:
+                hold.release()
+
+
+class Admission:
+    """Asks all limiters in turn; a request is admitted by all of them or costs nothing."""
+
+    def __init__(self, limiters: Sequence[Limiter]) -> None:
+        self._limiters = tuple(limiters)
+
+    def reserve(self, demand: Demand) -> Reservation:
+        """Raises Refusal: the first limiter's that refuses."""
+        holds: list[Hold] = []
+        try:
+            for limiter in self._limiters:
+                hold = limiter.reserve(demand)
+                if hold is not None:
+                    holds.append(hold)
+        except Refusal:
+            for hold in holds:
+                hold.release()
+            raise
+        return Reservation(holds)
+
+
+class AccountHold:
+    """A place, one request, and an estimate of tokens."""
+
+    __slots__ = ("_is_running", "_is_served", "_key", "_num_tokens", "_owner", "_sizes")
+
+    def __init__(self, owner: AccountLimits, key: BucketKey, sizes: _Sizes, num_tokens: int) -> None:
+        self._owner = owner
+        self._key = key
+        self._sizes = sizes
+        self._num_tokens = num_tokens
+        self._is_running = True
+        self._is_served = False
+
+    def served(self) -> None:
+        self._is_served = True
+        self._leave()
+
+    def settle(self, record: UsageRecord, charge: Charge) -> None:
+        """Also later than :meth:`release`, for an answer whose counts took long to learn."""
+        if self._sizes.tokens is not None:
+            num_used = record.prompt_tokens + record.completion_tokens
+            self._owner.tokens.put_back(self._key, self._sizes.tokens, self._num_tokens - num_used)
+            self._num_tokens = num_used
+
+    def release(self) -> None:
+        self._leave()
+        if not self._is_served:
+            self._owner.requests.put_back(self._key, self._sizes.requests)
+            if self._sizes.tokens is not None:
+                self._owner.tokens.put_back(self._key, self._sizes.tokens, self._num_tokens)
+
+    def _leave(self) -> None:
+        if self._is_running:
+            self._is_running = False
             self._owner.leave(self._key[0])
-            self._owner.buckets.put_back(self._key, self._limits)
+
+
+class _Sizes(msgspec.Struct, frozen=True):
+    """The buckets of one account; no ``tokens`` bucket when tokens are not limited."""
+
+    limits: RateLimits
+    requests: BucketSize
+    tokens: BucketSize | None
+
+    @classmethod
+    def of(cls, limits: RateLimits) -> _Sizes:
+        per_minute = limits.tokens_per_minute
+        return cls(
+            limits,
+            BucketSize.per_minute(limits.requests_per_minute, limits.burst_requests),
+            None if per_minute is None else BucketSize.per_minute(per_minute),
+        )
 
 
 class AccountLimits:
-    """The limits of all accounts. ``clock_ns`` is monotonic."""
+    """The rates and places of all accounts. ``clock_ns`` is monotonic."""
 
     def __init__(self, config: LimitsConfig, clock_ns: Callable[[], int]) -> None:
-        self._config = config
+        self._default = _Sizes.of(config.default)
+        self._sizes = {account: _Sizes.of(limits) for account, limits in config.accounts.items()}
         self._clock_ns = clock_ns
         self._num_running: dict[str, int] = {}
-        self.buckets = RateBuckets(config.max_tracked_buckets)
+        self.requests = RateBuckets(config.max_tracked_buckets)
+        self.tokens = RateBuckets(config.max_tracked_buckets)
 
-    def reserve(self, account_id: str, model: str) -> Reservation:
+    def reserve(self, demand: Demand) -> AccountHold:
         """Admit one request.
 
         Raises:
-            Refusal: 429 with ``Retry-After``, code 3040 for too many at once and 3021 for too many a minute.
+            Refusal: 429 with ``Retry-After``, code 3040 for too many at once and 3021 for too many requests
+                or tokens a minute.
         """
-        limits = self._config.accounts.get(account_id, self._config.default)
+        account_id = demand.account_id
+        sizes = self._sizes.get(account_id, self._default)
         num_running = self._num_running.get(account_id, 0)
-        if num_running >= limits.max_concurrent_requests:
-            raise Refusal(
-                Reason.CAPACITY,
-                f"Capacity temporarily exceeded: at most {limits.max_concurrent_requests} requests of an "
-                "account at a time, please try again.",
-                retry_after_s=1,
-            )
-        key = (account_id, model)
+        if num_running >= sizes.limits.max_concurrent_requests:
+            raise _too_many_at_once(sizes.limits.max_concurrent_requests)
+        key = (account_id, demand.model)
         now_ns = self._clock_ns()
-        wait_ns = self.buckets.take(key, limits, now_ns)
+        wait_ns = self.requests.take(key, sizes.requests, now_ns)
         if wait_ns:
-            raise self._rate_refusal(key, limits, now_ns, wait_ns)
+            message = "rate limiting: inference request per min rate reached"
+            raise self._rate_refusal(key, sizes, now_ns, wait_ns, message)
+        num_tokens = 0
+        if sizes.tokens is not None:
+            # What never fits would wait for ever, so it needs a full bucket and no more.
+            num_tokens = demand.max_prompt_tokens + demand.max_completion_tokens
+            num_tokens = min(num_tokens, sizes.tokens.capacity)
+            wait_ns = self.tokens.take(key, sizes.tokens, now_ns, num_tokens)
+            if wait_ns:
+                self.requests.put_back(key, sizes.requests)
+                message = "rate limiting: inference tokens per min rate reached"
+                raise self._rate_refusal(key, sizes, now_ns, wait_ns, message)
         self._num_running[account_id] = num_running + 1
-        return Reservation(self, key, limits)
+        return AccountHold(self, key, sizes, num_tokens)
 
     def leave(self, account_id: str) -> None:
         """One request of the account ended."""
@@ -127,23 +209,56 @@ class AccountLimits:
     def num_running(self, account_id: str) -> int:
         return self._num_running.get(account_id, 0)
 
-    def _rate_refusal(self, key: _BucketKey, limits: RateLimits, now_ns: int, wait_ns: int) -> Refusal:
-        wait_s = -(-wait_ns // _SECOND_NS)
+    def headers(self, account_id: str, model: str) -> Headers:
+        """``x-ratelimit-*`` as they stand now; those of tokens only where tokens are limited.
+
+        ``reset`` is the time until the bucket is full again.
+        """
+        key = (account_id, model)
+        sizes = self._sizes.get(account_id, self._default)
+        now_ns = self._clock_ns()
+        shown = _headers(
+            "requests", self.requests, key, sizes.requests, sizes.limits.requests_per_minute, now_ns
+        )
+        per_minute = sizes.limits.tokens_per_minute
+        if sizes.tokens is None or per_minute is None:
+            return shown
+        return shown + _headers("tokens", self.tokens, key, sizes.tokens, per_minute, now_ns)
+
+    def _rate_refusal(
+        self, key: BucketKey, sizes: _Sizes, now_ns: int, wait_ns: int, message: str
+    ) -> Refusal:
         return Refusal(
             Reason.RATE,
-            "rate limiting: inference request per min rate reached",
-            retry_after_s=wait_s,
-            headers=(
-                ("x-ratelimit-limit-requests", str(limits.requests_per_minute)),
-                ("x-ratelimit-remaining-requests", str(self.buckets.num_left(key, limits, now_ns))),
-                ("x-ratelimit-reset-requests", f"{wait_s}s"),
-            ),
+            message,
+            retry_after_s=-(-wait_ns // _SECOND_NS),
+            headers=self.headers(*key),
         )
 
 
-def _interval_ns(limits: RateLimits) -> int:
-    return _MINUTE_NS // limits.requests_per_minute
+def _headers(
+    kind: str, buckets: RateBuckets, key: BucketKey, size: BucketSize, per_minute: int, now_ns: int
+) -> Headers:
+    return (
+        (f"x-ratelimit-limit-{kind}", str(per_minute)),
+        (f"x-ratelimit-remaining-{kind}", str(buckets.num_left(key, size, now_ns))),
+        (f"x-ratelimit-reset-{kind}", _duration(buckets.full_in_ns(key, now_ns))),
+    )
 
 
-def _burst(limits: RateLimits) -> int:
-    return limits.requests_per_minute if limits.burst_requests is None else limits.burst_requests
+def _duration(wait_ns: int) -> str:
+    """As OpenAI writes it: ``20ms``, ``1.5s``, ``1m3s``."""
+    wait_ms = -(-wait_ns // _MILLI_NS)
+    if wait_ms < 1_000:
+        return f"{wait_ms}ms"
+    minutes, rest_ms = divmod(wait_ms, 60_000)
+    seconds = f"{rest_ms / 1_000:g}s"
+    return f"{minutes}m{seconds}" if minutes else seconds
+
+
+def _too_many_at_once(most: int) -> Refusal:
+    return Refusal(
+        Reason.CAPACITY,
+        f"Capacity temporarily exceeded: at most {most} requests of an account at a time, please try again.",
+        retry_after_s=1,
+    )

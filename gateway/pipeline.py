@@ -17,18 +17,22 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
+import msgspec
+
 from backend.wire import TokenUsage
 from billing.rates import RateBook
 from billing.usage import InvalidUsageError, Status
 from gateway.auth import Authenticator, SaltMaker
 from gateway.call import Answer, Call, Interruption
 from gateway.catalog import Catalog
+from gateway.demand import demand_of
 from gateway.dispatch import Dispatcher, start_stream
 from gateway.errors import Refusal, aborted, body_encoding, metering_unavailable, no_capacity
 from gateway.images.intake import ImageIntake
 from gateway.inquiry import UsageInquiry
-from gateway.limits import AccountLimits
+from gateway.limits import AccountLimits, Admission
 from gateway.metering import MeteringUnavailableError, UsageJournal
+from gateway.neurons import DailyNeurons
 from gateway.predictions import CachePredictions
 from gateway.reconciliation import KnownRequests
 from gateway.records import estimate, plausible, record_of, usage_seen
@@ -53,6 +57,8 @@ class Pipeline:
         authenticator: Authenticator,
         catalog: Catalog,
         limits: AccountLimits,
+        admission: Admission,
+        neurons: DailyNeurons,
         images: ImageIntake,
         salts: SaltMaker,
         dispatcher: Dispatcher,
@@ -66,6 +72,8 @@ class Pipeline:
         self._authenticator = authenticator
         self._catalog = catalog
         self._limits = limits
+        self._admission = admission
+        self._neurons = neurons
         self._images = images
         self._salts = salts
         self._dispatcher = dispatcher
@@ -99,11 +107,13 @@ class Pipeline:
             raise no_capacity()
         if self._journal.is_failing:
             raise metering_unavailable()
-        reservation = self._limits.reserve(call.account_id, call.model.id)
+        reservation = call.reservation = self._admission.reserve(demand_of(call))
+        if call.surface.name == "v1":
+            call.rate_headers = self._limits.headers(call.account_id, call.model.id)
         self._known.started(call.request_id)
         try:
             answer = await self._generate(call)
-            reservation.settle()
+            reservation.served()
             if isinstance(answer, Answer):
                 usage = await self._record_complete(call, answer)
                 self._end(call, answer, usage)
@@ -237,9 +247,14 @@ class Pipeline:
             _log.error("request %s: the replica's usage cannot be true: %s", call.request_id, error)
             usage = plausible(usage)
             record = record_of(call, status, usage, is_estimated=True)
-        call.record = record
-        call.charge = self._rate_book.price(record)
+        charge = self._rate_book.price(record)
+        num_free = self._neurons.draw(record.account_id, record.started_at_us, charge.neurons_e4)
+        if num_free:
+            record = msgspec.structs.replace(record, free_neurons_e4=num_free)
+            charge = self._rate_book.price(record)
+        call.record, call.charge = record, charge
         await self._journal.commit(record)
+        call.reservation.settle(record, charge)
         return usage
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -24,6 +24,7 @@ def stream_headers(call: Call) -> Headers:
         ("cf-ai-req-id", call.request_id),
         ("cf-ray", call.ray),
         *_log_id(call),
+        *call.rate_headers,
         *_replica(call),
     )
 
@@ -36,6 +37,7 @@ def completion_headers(call: Call, neurons_e4: int) -> Headers:
         ("cf-ai-neurons", format_neurons(neurons_e4)),
         ("cf-ray", call.ray),
         *_log_id(call),
+        *call.rate_headers,
         *_replica(call),
     )
 
