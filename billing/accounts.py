@@ -22,7 +22,12 @@ from sqlalchemy.exc import IntegrityError
 from billing import schema
 from billing.store import Store
 
-PERMISSIONS: tuple[str, ...] = ("ai:run", "analytics:read")
+ANALYTICS_PERMISSION = "analytics:read"
+OPERATOR_PERMISSION = "operator"
+PERMISSIONS: tuple[str, ...] = ("ai:run", ANALYTICS_PERMISSION)
+"""What a customer's token may do."""
+ALL_PERMISSIONS = (*PERMISSIONS, OPERATOR_PERMISSION)
+"""An operator's token reads the usage of every account."""
 
 TOKEN_PREFIX = "eg_"
 MIN_IMPORTED_TOKEN_CHARS = 16
@@ -212,7 +217,7 @@ def _checked_name(name: str) -> str:
 
 
 def _checked_permissions(permissions: Sequence[str]) -> tuple[str, ...]:
-    unknown = sorted(set(permissions) - set(PERMISSIONS))
+    unknown = sorted(set(permissions) - set(ALL_PERMISSIONS))
     if unknown:
-        raise AccountError(f"unknown permission {unknown[0]!r}; known are {', '.join(PERMISSIONS)}")
+        raise AccountError(f"unknown permission {unknown[0]!r}; known are {', '.join(ALL_PERMISSIONS)}")
     return tuple(sorted(set(permissions)))

@@ -2,7 +2,7 @@
 
 A time bucket of the sums is a quarter-hour, an hour with sessions, or a day. A period that ends within a
 bucket is widened to it, and an answer says what it covers. Only a question about single requests' size
-(``min_neurons_e4``) has to read the records themselves.
+(``min_neurons_e4``, ``min_prompt_tokens``) has to read the records themselves.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ Keyset = tuple[str | int, ...]
 class UsageFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which usage is meant; what is empty or None is not restricted.
 
-    ``min_neurons_e4``: only requests of at least so many ten-thousandths of a neuron.
+    ``min_neurons_e4``: only requests of at least so many ten-thousandths of a neuron; ``min_prompt_tokens``:
+    of at least so many prompt tokens.
     """
 
     account_id: str | None = None
@@ -66,6 +67,12 @@ class UsageFilter(msgspec.Struct, frozen=True, kw_only=True):
     surfaces: tuple[str, ...] = ()
     statuses: tuple[str, ...] = ()
     min_neurons_e4: int = 0
+    min_prompt_tokens: int = 0
+
+    @property
+    def is_about_single_requests(self) -> bool:
+        """Whether the sums cannot tell."""
+        return self.min_neurons_e4 > 0 or self.min_prompt_tokens > 0
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -173,7 +180,7 @@ def usage_groups(
 
 def can_have_latency(wanted: UsageFilter, by: Sequence[Dimension]) -> bool:
     """Whether :func:`latencies` answers this: it knows time, account, model and token only."""
-    is_finer = wanted.sessions or wanted.surfaces or wanted.statuses or wanted.min_neurons_e4
+    is_finer = wanted.sessions or wanted.surfaces or wanted.statuses or wanted.is_about_single_requests
     return not is_finer and set(by) <= _WITH_LATENCY
 
 
@@ -204,7 +211,7 @@ def latencies(
 
 def _source(wanted: UsageFilter, by: Sequence[Dimension]) -> tuple[FromClause, int]:
     """The smallest table that can answer, and the width of its time buckets."""
-    if wanted.min_neurons_e4 > 0:
+    if wanted.is_about_single_requests:
         return _single_requests(wanted), 1
     if "session" in by or wanted.sessions:
         if "quarter" in by:
@@ -238,7 +245,9 @@ def _single_requests(wanted: UsageFilter) -> Subquery:
             *(value.label(name) for name, value in values.items()),
         )
         .join_from(schema.usage_records, schema.ledger_transactions, ledger.id == usage.request_id)
-        .where(ledger.neurons_e4 >= wanted.min_neurons_e4)
+        .where(
+            ledger.neurons_e4 >= wanted.min_neurons_e4, usage.prompt_tokens >= wanted.min_prompt_tokens
+        )
         .subquery()
     )
 

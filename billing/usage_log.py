@@ -122,6 +122,8 @@ def _conditions(wanted: UsageFilter) -> list[ColumnElement[bool]]:
         conditions.append(_USAGE.started_at_us < wanted.period.end_us)
     if wanted.min_neurons_e4 > 0:
         conditions.append(_LEDGER.neurons_e4 >= wanted.min_neurons_e4)
+    if wanted.min_prompt_tokens > 0:
+        conditions.append(_USAGE.prompt_tokens >= wanted.min_prompt_tokens)
     for column, values in (
         (_USAGE.model, wanted.models),
         (_USAGE.token_id, wanted.token_ids),

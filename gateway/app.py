@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import uvloop
 from aiohttp import web
@@ -26,11 +27,12 @@ from gateway.auth import Authenticator, SaltMaker
 from gateway.call import SurfaceForm
 from gateway.catalog import Catalog
 from gateway.client import ReplicaClient
-from gateway.config import GatewayConfig, ImagesConfig, ReplicaAddress, ServedModel
+from gateway.config import GatewayConfig, ImagesConfig, LimitsConfig, ReplicaAddress, ServedModel
 from gateway.dispatch import Dispatcher
 from gateway.edge.admission import BodyBudget
 from gateway.edge.aiohttp_exchange import expect_continue, serve_exchange
 from gateway.edge.server import EdgeServer
+from gateway.handlers.analytics import UsageRoutes
 from gateway.handlers.binding import BindingForm
 from gateway.handlers.inference import InferenceRoutes
 from gateway.handlers.native import NativeForm
@@ -48,6 +50,7 @@ from gateway.neurons import DailyNeurons, NeuronRefresher
 from gateway.pipeline import Pipeline
 from gateway.predictions import CachePredictions
 from gateway.probes import HealthProber
+from gateway.reading import UsageReader
 from gateway.reconciliation import KnownRequests, Reconciler
 from gateway.replicas import Replica, ReplicaTable
 from gateway.routing import RendezvousRanking, RingRanking
@@ -114,6 +117,13 @@ def _tune_interpreter() -> None:
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, 20, 50)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+
+class Routes(Protocol):
+    """Handlers that know their own paths."""
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes."""
 
 
 class Books:
@@ -208,6 +218,7 @@ class Gateway:
             timeout_s=config.upstream.idle_timeout_s,
         )
         self._neurons, self._neuron_refresher = _build_neurons(config.limits, billing, self._books.store)
+        self._reader = UsageReader(self._books.store, config.analytics)
         self._bodies = BodyBudget(config.max_buffered_body_bytes)
         self._pipeline = self._build_pipeline(loop.time)
         self.server = self._build_server(loop.time)
@@ -263,11 +274,16 @@ class Gateway:
         return EdgeServer(
             config,
             inference.match,
-            _application(config, inference, ops, self._bodies),
+            _application(config, inference, ops, self._bodies, self._build_analytics()),
             refusal=edge_refusal,
             early_check=inference.is_wanted,
             bodies=self._bodies,
         )
+
+    def _build_analytics(self) -> list[Routes]:
+        """What reads the sums of usage."""
+        config, currency = self._config.analytics, self._books.rate_book.currency
+        return [UsageRoutes(self._authenticator, self._reader, config, currency)]
 
     async def start(self) -> None:
         """Post what an earlier process left, find ready replicas, and listen; undone when that fails.
@@ -304,6 +320,7 @@ class Gateway:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._client.close()
         await self._journal.stop()
+        await asyncio.to_thread(self._reader.close)
         await asyncio.to_thread(self._books.close)
         await asyncio.to_thread(self._telemetry.close)
 
@@ -338,9 +355,13 @@ def _build_intake(config: ImagesConfig, bodies: BodyBudget) -> ImageIntake:
 
 
 def _application(
-    config: GatewayConfig, inference: InferenceRoutes, ops: OpsRoutes, bodies: BodyBudget
+    config: GatewayConfig,
+    inference: InferenceRoutes,
+    ops: OpsRoutes,
+    bodies: BodyBudget,
+    more: Sequence[Routes] = (),
 ) -> web.Application:
-    """All routes on aiohttp; the hot ones usually go past it."""
+    """All routes on aiohttp; the hot ones usually go past it. ``ops`` comes last: it takes what is left."""
 
     async def infer(request: web.Request) -> web.StreamResponse:
         path, _, _ = request.raw_path.partition("?")
@@ -360,6 +381,8 @@ def _application(
     app.router.add_post("/client/v4/accounts/{resource:.*}", infer, expect_handler=expect)
     app.router.add_post("/run", infer, expect_handler=expect)
     app.router.add_post("/ai-gateway/run", infer, expect_handler=expect)
+    for routes in more:
+        routes.add_to(app.router)
     ops.add_to(app.router)
     return app
 

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from billing.accounts import AccountDirectory, ApiToken
+from billing.accounts import ALL_PERMISSIONS, PERMISSIONS, AccountDirectory, ApiToken
 from embergate.commands.books import open_store
 from embergate.commands.context import with_settings
 from embergate.commands.instants import show_instant
@@ -22,12 +22,14 @@ def tokens() -> None:
 @tokens.command()
 @click.option("--account", "account_id", required=True, metavar="ID", help="Whose token it is.")
 @click.option("--name", default="token", show_default=True, help="What it is for.")
+@click.option("--operator", "is_operator", is_flag=True, help="Let it read the usage of every account.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @with_settings
-def create(settings: Settings, account_id: str, name: str, as_json: bool) -> None:
+def create(settings: Settings, account_id: str, name: str, is_operator: bool, as_json: bool) -> None:
     """Create an API token and print it, this once."""
     with open_store(settings) as store:
-        token, secret = AccountDirectory(store).issue_token(account_id, name)
+        permissions = ALL_PERMISSIONS if is_operator else PERMISSIONS
+        token, secret = AccountDirectory(store).issue_token(account_id, name, permissions)
     if as_json:
         print_json({"id": token.id, "account_id": account_id, "name": name, "token": secret})
     else:
