@@ -137,6 +137,10 @@ class PrefixCache:
         """The unused blocks, next to be evicted first."""
         return list(self._unused)
 
+    def holds(self, digest: bytes) -> bool:
+        """Whether a block with this content is indexed now."""
+        return digest in self._block_by_digest
+
     def is_registered(self, block: int) -> bool:
         return block in self._digest_by_block
 
