@@ -34,6 +34,8 @@ from gateway.edge.aiohttp_exchange import expect_continue, serve_exchange
 from gateway.edge.server import EdgeServer
 from gateway.handlers.analytics import UsageRoutes
 from gateway.handlers.binding import BindingForm
+from gateway.handlers.catalog import CatalogRoutes
+from gateway.handlers.identity import IdentityRoutes
 from gateway.handlers.inference import InferenceRoutes
 from gateway.handlers.native import NativeForm
 from gateway.handlers.openai import OpenAIForm
@@ -262,6 +264,7 @@ class Gateway:
         surfaces: dict[str, SurfaceForm] = {"run": NativeForm(max_choices), "v1": OpenAIForm(max_choices)}
         surfaces["binding"] = BindingForm(max_choices)
         inference = InferenceRoutes(self._pipeline, self._telemetry, surfaces, clock)
+        started_at = int(time.time())
         ops = OpsRoutes(
             self.table,
             self._catalog,
@@ -269,12 +272,13 @@ class Gateway:
             self.metrics,
             is_accepting=lambda: self._is_accepting,
             ledger_trouble=lambda: _UNWRITABLE if self._journal.has_failed else self._books.trouble,
-            started_at=int(time.time()),
+            started_at=started_at,
         )
+        routes = [*self._build_analytics(), *self._build_plain_routes(started_at)]
         return EdgeServer(
             config,
             inference.match,
-            _application(config, inference, ops, self._bodies, self._build_analytics()),
+            _application(config, inference, ops, self._bodies, routes),
             refusal=edge_refusal,
             early_check=inference.is_wanted,
             bodies=self._bodies,
@@ -284,6 +288,14 @@ class Gateway:
         """What reads the sums of usage."""
         config, currency = self._config.analytics, self._books.rate_book.currency
         return [UsageRoutes(self._authenticator, self._reader, config, currency)]
+
+    def _build_plain_routes(self, started_at: int) -> list[Routes]:
+        """Routes that lead to no model."""
+        books, authenticator = self._books, self._authenticator
+        return [
+            CatalogRoutes(self._catalog, books.rate_book, authenticator, started_at=started_at),
+            IdentityRoutes(authenticator, books.accounts.find_account),
+        ]
 
     async def start(self) -> None:
         """Post what an earlier process left, find ready replicas, and listen; undone when that fails.
@@ -378,11 +390,11 @@ def _application(
 
     app = web.Application(client_max_size=config.max_body_bytes, middlewares=[envelop_errors])
     app.on_response_prepare.append(name_no_software)
-    app.router.add_post("/client/v4/accounts/{resource:.*}", infer, expect_handler=expect)
     app.router.add_post("/run", infer, expect_handler=expect)
     app.router.add_post("/ai-gateway/run", infer, expect_handler=expect)
     for routes in more:
         routes.add_to(app.router)
+    app.router.add_post("/client/v4/accounts/{resource:.*}", infer, expect_handler=expect, name="inference")
     ops.add_to(app.router)
     return app
 

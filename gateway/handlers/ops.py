@@ -25,9 +25,10 @@ from gateway.wire.workers_ai import encode_refusal, parse_target
 
 _AiohttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+TAKES_ANY_PATH = ("inference", "no-route")
+"""Names of routes whose path says nothing."""
+
 _JSON = "application/json"
-_PLAIN_PATHS = ("/health", "/ready", "/metrics")
-_MODELS_SUFFIX = "/ai/v1/models"
 _EDGE_REASONS = {413: Reason.TOO_LARGE, 408: Reason.TIMEOUT, 503: Reason.CAPACITY}
 
 
@@ -59,7 +60,7 @@ class OpsRoutes:
         router.add_get("/ready", self.ready)
         router.add_get("/metrics", self.metrics)
         router.add_get("/client/v4/accounts/{account_id}/ai/v1/models", self.models)
-        router.add_route("*", "/{path:.*}", self.no_route)
+        router.add_route("*", "/{path:.*}", self.no_route, name="no-route")
 
     async def health(self, request: web.Request) -> web.Response:
         """200 as long as the process answers."""
@@ -98,8 +99,8 @@ class OpsRoutes:
         path, _, _ = request.raw_path.partition("?")
         if parse_target(path) is not None:
             refusal = method_not_allowed(request.method, "POST")
-        elif path in _PLAIN_PATHS or path.endswith(_MODELS_SUFFIX):
-            refusal = method_not_allowed(request.method, "GET, HEAD")
+        elif allowed := await _allowed_methods(request):
+            refusal = method_not_allowed(request.method, ", ".join(sorted(allowed)))
         else:
             refusal = no_route(path)
         return _refusal_response(refusal)
@@ -132,6 +133,16 @@ def edge_refusal(path: str, status: int, message: str) -> tuple[Headers, bytes]:
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers.append(("retry-after", "1"))
     return headers, encode_refusal(refusal, request_id)
+
+
+async def _allowed_methods(request: web.Request) -> set[str]:
+    """Methods that some route takes at this path."""
+    allowed: set[str] = set()
+    for resource in request.app.router.resources():
+        if resource.name not in TAKES_ANY_PATH:
+            _, methods = await resource.resolve(request)
+            allowed |= methods
+    return allowed
 
 
 def _refusal_response(refusal: Refusal, status: int | None = None) -> web.Response:

@@ -114,9 +114,12 @@ class Harness:
         config: GatewayConfig | None = None,
         tracing: RequestTracing | None = None,
         models: Sequence[ServedModel] = MODELS,
+        billing: BillingConfig = BILLING,
     ) -> None:
+        """``billing`` needs a rate card for each of ``models``."""
         self.data_dir = data_dir
         self._models = models
+        self._billing = billing
         self.replicas = list(replicas)
         self.config = config or gateway_config()
         self._tracing = tracing
@@ -126,7 +129,7 @@ class Harness:
     async def start(self) -> None:
         addresses = [ReplicaAddress(id=replica.id, url=replica.url) for replica in self.replicas]
         self.gateway = Gateway(
-            self.config, self._models, addresses, BILLING, self.data_dir, tracing=self._tracing
+            self.config, self._models, addresses, self._billing, self.data_dir, tracing=self._tracing
         )
         await self.gateway.start()
         connector = aiohttp.TCPConnector(limit=0)
