@@ -50,6 +50,8 @@ class RunnerInfo(Protocol):
     @property
     def kv_memory_bytes(self) -> int: ...
     @property
+    def memory_bytes(self) -> int: ...
+    @property
     def device(self) -> str: ...
     @property
     def has_vision(self) -> bool: ...
@@ -65,14 +67,35 @@ class StepRunner(Protocol):
 
 
 def choose_num_blocks(
-    cache: CacheConfig, kv_bytes_per_token: int, max_model_len: int, kv_memory_bytes: int
+    cache: CacheConfig,
+    kv_bytes_per_token: int,
+    max_model_len: int,
+    kv_memory_bytes: int,
+    memory_bytes: int | None = None,
 ) -> int:
-    """How many KV blocks to allocate; ``kv_memory_bytes`` is the device's share when nothing is configured.
+    """How many KV blocks to allocate; ``kv_memory_bytes`` is the device's share when nothing is configured,
+    ``memory_bytes`` all that it has.
 
     Raises:
-        ValueError: when they could not hold one sequence of ``max_model_len`` tokens; the message says which
-            setting to change and to what.
+        ValueError: when they could not hold one sequence of ``max_model_len`` tokens, or not be had; the
+            message says which setting to change and to what.
     """
+    if cache.memory_gib is not None and not 0 < cache.memory_gib < math.inf:
+        raise ValueError(f"cache.memory_gib: must be a number over 0, not {cache.memory_gib:g}")
+    num_blocks = _count_blocks(cache, kv_bytes_per_token, max_model_len, kv_memory_bytes)
+    num_bytes = num_blocks * cache.block_size * kv_bytes_per_token
+    if memory_bytes is not None and num_bytes > memory_bytes:
+        key = "memory_gib" if cache.num_blocks is None else "num_blocks"
+        raise ValueError(
+            f"cache.{key}: a KV cache of {num_bytes / _GIB:,.1f} GiB is more than the "
+            f"{memory_bytes / _GIB:,.1f} GiB of this device; set it lower, or to null for a share of them"
+        )
+    return num_blocks
+
+
+def _count_blocks(
+    cache: CacheConfig, kv_bytes_per_token: int, max_model_len: int, kv_memory_bytes: int
+) -> int:
     if cache.block_size < 1:
         raise ValueError(f"cache.block_size: must be at least 1, not {cache.block_size}")
     block_bytes = cache.block_size * kv_bytes_per_token
@@ -121,7 +144,9 @@ class Engine:
         """
         model, cache, limits = runner.info, config.cache, config.scheduler
         max_model_len = min(config.model.max_model_len, model.max_model_len)
-        num_blocks = choose_num_blocks(cache, model.kv_bytes_per_token, max_model_len, model.kv_memory_bytes)
+        num_blocks = choose_num_blocks(
+            cache, model.kv_bytes_per_token, max_model_len, model.kv_memory_bytes, model.memory_bytes
+        )
         self._limits = SchedulerLimits(
             block_size=cache.block_size,
             max_model_len=max_model_len,

@@ -22,7 +22,8 @@ from backend.model.transformer import Transformer
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the engine must know of a loaded model. ``kv_bytes_per_token`` is over all layers,
-    ``kv_memory_bytes`` what the cache may take of the device when nothing is configured."""
+    ``kv_memory_bytes`` what the cache may take of the device when nothing is configured, ``memory_bytes`` all
+    that the device has."""
 
     architecture: str
     vocab_size: int
@@ -30,6 +31,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     kv_bytes_per_token: int
     kv_memory_bytes: int
+    memory_bytes: int
     device: str
     dtype: str
     is_native: bool
@@ -52,6 +54,7 @@ class ModelRunner:
             eos_token_ids=config.eos_token_ids,
             kv_bytes_per_token=config.num_layers * config.kv_row_width * placement.dtype.itemsize,
             kv_memory_bytes=placement.kv_memory_bytes(),
+            memory_bytes=placement.memory_bytes(),
             device=str(placement.device),
             dtype=str(placement.dtype).removeprefix("torch."),
             is_native=placement.native is not None,

@@ -179,7 +179,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
 
 
 def _parse_with_vision(fields: Fields) -> ModelConfig:
-    refuse_unknown_fields(fields, is_wrapper=True)
+    refuse_unknown_fields(fields, "wrapper")
     text = fields.section("text_config")
     if not text.raw:
         raise fields.error("text_config", "missing")
@@ -202,14 +202,14 @@ def _parse_family(fields: Fields, family: Family) -> ModelConfig:
     fields.expect("hidden_act", "silu", default="silu")
     fields.expect("attention_bias", False, default=False)
     fields.expect("pretraining_tp", 1, default=1)
-    if family == "llama":
-        return _parse_llama(fields)
-    refuse_unknown_fields(fields)
-    return _parse_deepseek(fields)
+    refuse_unknown_fields(fields, family)
+    return _parse_llama(fields) if family == "llama" else _parse_deepseek(fields)
 
 
 def _parse_llama(fields: Fields) -> ModelConfig:
     fields.expect("mlp_bias", False, default=False)
+    fields.expect("rope_interleaved", False, default=False)
+    fields.expect("is_llama_config", True, default=True)
     _parse_extension(fields)
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", default=heads)
@@ -345,10 +345,12 @@ def _parse_rope(fields: Fields, dim: int, *, is_interleaved: bool) -> RopeConfig
     scaling = Fields(raw, fields.source, f"{where}.")
     theta = float(raw["rope_theta"]) if "rope_theta" in raw else fields.number("rope_theta", default=10000.0)
     kind = raw.get("rope_type", raw.get("type", "default"))
+    if kind not in ("default", "yarn"):
+        raise scaling.unsupported("rope_type", f"{kind!r} is not supported; known are default, yarn")
+    refuse_unknown_fields(scaling, "rope")
+    scaling.expect("partial_rotary_factor", 1.0, default=1.0)
     if kind == "default":
         return RopeConfig(dim=dim, theta=theta, is_interleaved=is_interleaved)
-    if kind != "yarn":
-        raise scaling.unsupported("rope_type", f"{kind!r} is not supported; known are default, yarn")
     return RopeConfig(dim=dim, theta=theta, is_interleaved=is_interleaved, yarn=_parse_yarn(scaling))
 
 

@@ -1,20 +1,27 @@
-"""Names that a ``config.json`` of the DeepSeek-V3 family may hold.
+"""Names that a ``config.json`` may hold, by family.
 
 What is not here is refused: a field that nobody knows may change what the model computes.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 from backend.model.fields import Fields
 
-_HONOURED = """
-    attention_bias embergate eos_token_id first_k_dense_replace hidden_act hidden_size intermediate_size
-    kv_lora_rank latent_norm_eps max_position_embeddings model_type moe_intermediate_size moe_layer_freq
-    n_group n_routed_experts n_shared_experts norm_topk_prob num_attention_heads num_experts_per_tok
-    num_hidden_layers num_nextn_predict_layers pretraining_tp q_lora_rank qk_nope_head_dim
-    qk_rope_head_dim quantization_config rms_norm_eps rope_interleave rope_parameters rope_scaling
-    rope_theta routed_scaling_factor scoring_func tie_word_embeddings topk_group topk_method v_head_dim
-    vocab_size
+_OF_ALL = """
+    attention_bias embergate eos_token_id hidden_act hidden_size intermediate_size max_position_embeddings
+    model_type num_attention_heads num_hidden_layers pretraining_tp quantization_config rms_norm_eps
+    rope_parameters rope_scaling rope_theta tie_word_embeddings vocab_size
+"""
+
+_OF_LLAMA = "head_dim is_llama_config mlp_bias num_key_value_heads rope_interleaved"
+
+_OF_DEEPSEEK = """
+    first_k_dense_replace kv_lora_rank latent_norm_eps moe_intermediate_size moe_layer_freq n_group
+    n_routed_experts n_shared_experts norm_topk_prob num_experts_per_tok num_nextn_predict_layers q_lora_rank
+    qk_nope_head_dim qk_rope_head_dim rope_interleave routed_scaling_factor scoring_func topk_group
+    topk_method v_head_dim
 """
 
 # Follow from other fields, or mean nothing to latent attention.
@@ -34,10 +41,11 @@ _BOOKKEEPING = """
     output_router_logits output_scores pad_token_id prefix problem_type pruned_heads remove_invalid_values
     repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens
     task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p
-    torch_dtype torchscript transformers_version typical_p use_bfloat16 use_cache
+    torch_dtype torchscript transformers.js_config transformers_version typical_p use_bfloat16 use_cache
 """
 
-_MODEL = frozenset((_HONOURED + " " + _DERIVED + " " + _TRAINING + _BOOKKEEPING).split())
+_LLAMA = frozenset((_OF_ALL + _OF_LLAMA + " " + _TRAINING + _BOOKKEEPING).split())
+_DEEPSEEK = frozenset((_OF_ALL + _OF_DEEPSEEK + _DERIVED + " " + _TRAINING + _BOOKKEEPING).split())
 
 _AROUND_TEXT = """
     architectures auto_map bos_token_id dtype eos_token_id ignore_index media_placeholder_token_id
@@ -45,19 +53,29 @@ _AROUND_TEXT = """
     transformers_version use_unified_vision_chunk video_placeholder vision_config
 """
 
-_WRAPPER = frozenset(_AROUND_TEXT.split())
+_ROPE = """
+    attention_factor beta_fast beta_slow factor mscale mscale_all_dim original_max_position_embeddings
+    partial_rotary_factor rope_theta rope_type truncate type
+"""
+
+Place = Literal["llama", "deepseek_v3", "wrapper", "rope"]
+"""Where fields stand: at the top of a family's file, around a ``text_config``, among those of the rotary
+embedding."""
+
+_KNOWN: dict[Place, frozenset[str]] = {
+    "llama": _LLAMA,
+    "deepseek_v3": _DEEPSEEK,
+    "wrapper": frozenset(_AROUND_TEXT.split()),
+    "rope": frozenset(_ROPE.split()),
+}
 
 
-def refuse_unknown_fields(fields: Fields, *, is_wrapper: bool = False) -> None:
+def refuse_unknown_fields(fields: Fields, place: Place) -> None:
     """Refuse a configuration with a field that is neither honoured nor known to change nothing.
-
-    Args:
-        fields: the model's own fields.
-        is_wrapper: whether they are those around a ``text_config``.
 
     Raises:
         UnsupportedModelError: naming the first such field.
     """
-    unknown = fields.raw.keys() - (_WRAPPER if is_wrapper else _MODEL)
+    unknown = fields.raw.keys() - _KNOWN[place]
     if unknown:
         raise fields.unsupported(min(unknown), "unknown, so it may ask for what this engine does not do")

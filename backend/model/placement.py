@@ -46,6 +46,12 @@ class Placement:
             return free_bytes * 9 // 10
         return psutil.virtual_memory().total // 8
 
+    def memory_bytes(self) -> int:
+        """All the memory that the device has."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.get_device_properties(self.device).total_memory)
+        return psutil.virtual_memory().total
+
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=self.dtype)
 

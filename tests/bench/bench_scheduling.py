@@ -80,7 +80,10 @@ class SimulatedInfo:
     max_model_len: int = CONTEXT
     eos_token_ids: tuple[int, ...] = ()
     kv_bytes_per_token: int = 1024
+    kv_memory_bytes: int = 1 << 30
+    memory_bytes: int = 1 << 34
     device: str = "none"
+    has_vision: bool = False
 
 
 class SimulatedRunner:

@@ -34,6 +34,7 @@ class FakeInfo:
     eos_token_ids: tuple[int, ...] = (EOS_TOKEN_ID,)
     kv_bytes_per_token: int = 1024
     kv_memory_bytes: int = 1 << 30
+    memory_bytes: int = 1 << 40
     has_vision: bool = False
     device: str = "cpu"
 

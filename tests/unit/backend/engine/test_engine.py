@@ -280,6 +280,29 @@ def test_the_pool_is_sized_from_memory_or_given() -> None:
         choose_num_blocks(CacheConfig(block_size=0), 1024, 256, share)
 
 
+@pytest.mark.parametrize(
+    ("cache", "complaint"),
+    [
+        (
+            CacheConfig(memory_gib=1e9),
+            r"cache.memory_gib: a KV cache of 1,000,000,000.0 GiB is more than the",
+        ),
+        (
+            CacheConfig(num_blocks=10**9),
+            r"cache.num_blocks: a KV cache of 15,258.8 GiB is more than the 16.0 ",
+        ),
+        (CacheConfig(memory_gib=float("inf")), "cache.memory_gib: must be a number over 0, not inf"),
+        (CacheConfig(memory_gib=float("nan")), "cache.memory_gib: must be a number over 0, not nan"),
+        (CacheConfig(memory_gib=-1.0), "cache.memory_gib: must be a number over 0, not -1"),
+    ],
+)
+def test_a_cache_that_the_device_cannot_hold_is_refused_by_its_key(
+    cache: CacheConfig, complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        choose_num_blocks(cache, 1024, 256, 1 << 30, 1 << 34)
+
+
 def test_the_shorter_of_the_two_lengths_counts() -> None:
     assert engine_of().info.max_model_len == 256
 

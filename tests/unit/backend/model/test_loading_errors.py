@@ -126,6 +126,9 @@ def test_a_directory_without_weights_or_config_is_named(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported"),
         ({"attention_bias": True}, "attention_bias: True is not supported"),
         ({"mlp_bias": True}, "mlp_bias: True is not supported"),
+        ({"sliding_window": 4096}, "sliding_window: unknown"),
+        ({"kv_lora_rank": 64}, "kv_lora_rank: unknown"),
+        ({"rope_interleaved": True}, "rope_interleaved: True is not supported"),
         ({"hidden_size": "64"}, "hidden_size: '64' must be an integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: 0 must be an integer of at least 1"),
         ({"rms_norm_eps": None}, "rms_norm_eps: missing"),
@@ -135,6 +138,14 @@ def test_a_directory_without_weights_or_config_is_named(tmp_path: Path) -> None:
             "rope_parameters.rope_type: 'llama3' is not supported",
         ),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.factor: missing"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "rope_parameters.partial_rotary_factor: 0.5 is not supported, only 1.0",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}},
+            "rope_parameters.llama_4_scaling_beta: unknown",
+        ),
         (
             {"quantization_config": {"quant_method": "awq"}},
             "quantization_config.quant_method: 'awq' is not supported",
@@ -152,6 +163,15 @@ def test_a_field_that_cannot_be_honoured_is_named(
     with pytest.raises(ModelLoadError) as caught:
         open_model(checkpoint)
     assert str(caught.value).startswith(f"{checkpoint}/config.json: {complaint}")
+
+
+def test_fields_of_published_llamas_that_change_nothing_are_no_obstacle(checkpoint: Path) -> None:
+    published = {"is_llama_config": True, "rope_interleaved": False, "attention_dropout": 0.1}
+    bookkeeping = {"transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "use_cache": False}
+    before, _ = open_model(checkpoint)
+    change_config(checkpoint, **published, **bookkeeping)
+    after, _ = open_model(checkpoint)
+    assert after == before
 
 
 @pytest.mark.parametrize(
