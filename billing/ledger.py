@@ -2,7 +2,8 @@
 
 Positive amounts are debits, negative ones credits. A charge debits what the account owes (its receivable) and
 credits the revenue of the model. One usage record makes one transaction under the record's id; a record that
-costs nothing makes one too, so that "every record has exactly one transaction" needs no exception.
+costs nothing makes one too, so that "every record has exactly one transaction" needs no exception. What was
+paid or given back are transactions of other kinds (:mod:`billing.credits`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ import msgspec
 from billing.rates import Charge
 from billing.usage import UsageRecord
 
-Kind = Literal["charge"]
+Kind = Literal["charge", "top_up", "credit_note"]
+
+CASH = "cash"
+"""The ledger account that paid money goes to."""
+
+ADJUSTMENTS = "adjustments"
+"""The ledger account of what is given back without regard to one request."""
 
 
 class UnbalancedError(ValueError):
@@ -29,7 +36,7 @@ class LedgerEntry(msgspec.Struct, frozen=True):
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """Legs that sum to zero. ``id`` is the request id; ``occurred_at_us`` the request's start."""
+    """Legs that sum to zero. ``id`` is the request id of a charge; ``occurred_at_us`` its request's start."""
 
     id: str
     kind: Kind

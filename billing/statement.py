@@ -12,12 +12,16 @@ from typing import Any
 import msgspec
 from sqlalchemy import Row, Select, case, func, select
 
+from billing.credits import Credit, balance_before, credits_in
 from billing.money import NANOS_PER_MICRO, format_nanos
 from billing.periods import Period, instant_text, month_period
 from billing.rates import CACHED_INPUT, INPUT, NO_CHARGE, OUTPUT, UNPRICED, rates_of_version
 from billing.reports import in_period
 from billing.schema import accounts, ledger_transactions, usage_records
 from billing.store import Store
+
+FREE_ALLOCATION = "free_allocation"
+"""The token class of a line that says what was free: a negative amount."""
 
 _USAGE = usage_records.c
 _LEDGER = ledger_transactions.c
@@ -46,6 +50,9 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     """A month, half-open and UTC: ``since`` inclusive, ``until`` exclusive.
 
     ``num_not_charged`` requests failed through no fault of the account; ``num_unpriced`` had no rate card.
+    ``amount_nanos`` is what the month's requests were charged, ``free_nanos`` what their free allocation
+    covered. ``credits`` were booked within the month; a balance is credit that is left, negative where the
+    account owes. A credit note counts in the month of its booking, whenever its request ran.
     """
 
     account_id: str
@@ -66,6 +73,14 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     undiscounted: str
     discount: str
     neurons: float
+    free_nanos: int
+    credits: list[Credit]
+    topped_up_nanos: int
+    given_back_nanos: int
+    opening_balance_nanos: int
+    closing_balance_nanos: int
+    opening_balance: str
+    closing_balance: str
 
 
 def monthly_statement(store: Store, account_id: str, month: str, *, currency: str = "USD") -> Statement:
@@ -81,11 +96,16 @@ def monthly_statement(store: Store, account_id: str, month: str, *, currency: st
     with store.reading() as connection:
         name = connection.scalar(select(accounts.c.name).where(accounts.c.id == account_id))
         groups = list(connection.execute(_groups(period, account_id)))
+        booked = credits_in(connection, account_id, period)
+        opening = balance_before(connection, account_id, period.start_us).balance_nanos
     if name is None:
         raise UnknownAccountError(f"there is no account {account_id!r}")
     priced = [group for group in groups if group.rate_card_version not in _WITHOUT_CARD]
     amount = _total(groups, "amount_nanos")
     undiscounted = _total(groups, "undiscounted_nanos")
+    topped_up = sum(credit.amount_nanos for credit in booked if credit.kind == "top_up")
+    given_back = sum(credit.amount_nanos for credit in booked if credit.kind == "credit_note")
+    closing = opening + topped_up + given_back - amount
     return Statement(
         account_id=account_id,
         account_name=name,
@@ -105,6 +125,14 @@ def monthly_statement(store: Store, account_id: str, month: str, *, currency: st
         undiscounted=format_nanos(undiscounted),
         discount=format_nanos(undiscounted - amount),
         neurons=_total(groups, "neurons_e4") / 10_000,
+        free_nanos=_total(groups, "free_nanos"),
+        credits=booked,
+        topped_up_nanos=topped_up,
+        given_back_nanos=given_back,
+        opening_balance_nanos=opening,
+        closing_balance_nanos=closing,
+        opening_balance=format_nanos(opening),
+        closing_balance=format_nanos(closing),
     )
 
 
@@ -122,6 +150,7 @@ def _groups(period: Period, account_id: str) -> Select[Any]:
         "amount_nanos": _LEDGER.amount_nanos,
         "undiscounted_nanos": _LEDGER.undiscounted_nanos,
         "neurons_e4": _LEDGER.neurons_e4,
+        "free_nanos": _LEDGER.free_nanos,
     }
     return (
         select(
@@ -139,7 +168,7 @@ def _groups(period: Period, account_id: str) -> Select[Any]:
 
 
 def _lines(group: Row[Any]) -> list[StatementLine]:
-    """Input, cached input and output; all of a group's discount is the cached input's."""
+    """Input, cached input and output, and what was free; all of a group's discount is the cached input's."""
     discount = int(group.undiscounted_nanos) - int(group.amount_nanos)
     parts = (
         (INPUT, group.num_input, group.input_nanos, 0),
@@ -147,7 +176,7 @@ def _lines(group: Row[Any]) -> list[StatementLine]:
         (OUTPUT, group.num_output, group.output_nanos, 0),
     )
     rates = rates_of_version(group.rate_card_version)
-    return [
+    lines = [
         StatementLine(
             model=group.model,
             token_class=token_class,
@@ -161,6 +190,23 @@ def _lines(group: Row[Any]) -> list[StatementLine]:
         )
         for (token_class, num_tokens, nanos, saved), rate_micros in zip(parts, rates, strict=True)
     ]
+    free = int(group.free_nanos)
+    return [*lines, _free_line(group, free)] if free else lines
+
+
+def _free_line(group: Row[Any], free_nanos: int) -> StatementLine:
+    """What the daily free allocation covered of the lines before it."""
+    return StatementLine(
+        model=group.model,
+        token_class=FREE_ALLOCATION,
+        rate_card_version=group.rate_card_version,
+        rate="0.00",
+        num_tokens=0,
+        amount_nanos=-free_nanos,
+        amount=format_nanos(-free_nanos),
+        undiscounted_nanos=-free_nanos,
+        discount_nanos=0,
+    )
 
 
 def _of_version(groups: Sequence[Row[Any]], version: str) -> list[Row[Any]]:

@@ -21,6 +21,7 @@ _COMMANDS = {
     "usage": ("embergate.commands.usage:usage", "Show what was used, and what it costs."),
     "statement": ("embergate.commands.statement:statement", "Show an account's bill for a month."),
     "rollups": ("embergate.commands.rollups:rollups", "Check or rebuild the sums that reports read."),
+    "credit": ("embergate.commands.credit:credit", "Book prepaid credit and credit notes."),
     "audit": ("embergate.commands.audit:audit", "Prove that usage, prices and ledger agree."),
     "models": ("embergate.commands.models:models", "List the catalog, prepare models, plan large ones."),
     "supervise": ("embergate.commands.supervise:supervise", ""),

@@ -9,7 +9,7 @@ from billing.periods import month_text
 from billing.statement import Statement, UnknownAccountError, monthly_statement
 from embergate.commands.books import open_store
 from embergate.commands.context import with_settings
-from embergate.commands.instants import now_us
+from embergate.commands.instants import now_us, show_instant
 from embergate.config_file import Settings
 from embergate.dev_account import read_dev_env
 from embergate.layout import DataLayout
@@ -67,6 +67,10 @@ def _print(bill: Statement) -> None:
         f"\ntotal {bill.amount} {currency}, {bill.num_requests:,} requests, {bill.neurons:,.4f} neurons"
     )
     out.print(f"without the prefix cache {bill.undiscounted} {currency}: {bill.discount} {currency} saved")
+    if bill.free_nanos:
+        out.print(f"the free allocation covered {format_nanos(bill.free_nanos)} {currency}")
+    if bill.credits or bill.opening_balance_nanos:
+        _print_balance(bill)
     for count, what in (
         (bill.num_not_charged, "failed through no fault of the account and are not charged"),
         (bill.num_unpriced, "had no rate card in force"),
@@ -74,3 +78,20 @@ def _print(bill: Statement) -> None:
     ):
         if count:
             out.print(f"{count:,} requests {what}")
+
+
+def _print_balance(bill: Statement) -> None:
+    moved = [
+        (show_instant(credit.occurred_at_us)[:10], credit.reason, credit.amount_nanos)
+        for credit in bill.credits
+    ]
+    lines = [
+        (bill.since[:10], "balance before", bill.opening_balance_nanos),
+        *moved,
+        ("", f"charges of {bill.month}", -bill.amount_nanos),
+        (bill.until[:10], "balance after", bill.closing_balance_nanos),
+    ]
+    num_places = places_of(nanos for _, _, nanos in lines)
+    rows = [(day, what, f"{format_nanos(nanos, num_places)} {bill.currency}") for day, what, nanos in lines]
+    console().print()
+    print_table(("day", "prepaid credit", "amount"), rows, ("amount",))

@@ -156,7 +156,8 @@ def test_an_audit_passes_and_any_drift_fails_it(command_line: CommandLine, accou
     done = command_line.run("audit")
     assert done.returncode == 1
     assert "request-1" in done.stdout
-    assert json.loads(command_line.run("audit", "--json").stdout)["num_findings"] == 1
+    findings = json.loads(command_line.run("audit", "--json").stdout)["findings"]
+    assert {finding["kind"] for finding in findings} == {"wrong_price", "wrong_rollup"}
 
 
 def test_nothing_runs_at_first(command_line: CommandLine) -> None:
@@ -240,3 +241,40 @@ def test_usage_says_how_many_records_wait_in_the_journal(command_line: CommandLi
     spool.append([record(2, account_id), record(7, account_id)])
     spool.close()
     assert command_line.run("usage", "--json").stderr.startswith("1 usage records wait in the journal")
+
+
+def test_credit_is_booked_once_and_stands_on_the_statement(
+    command_line: CommandLine, account_id: str
+) -> None:
+    add = ("credit", "add", "--account", account_id, "--amount", "25.00", "--reference", "pay-1")
+    (first,), (again,) = answer(command_line, *add), answer(command_line, *add)
+    assert first == again
+    assert first["amount_nanos"] == 25_000_000_000
+    (note,) = answer(
+        command_line, "credit", "note", "--account", account_id, "--request", "request-1",
+        "--reason", "Wrong answer",
+    )  # fmt: skip
+    assert note["amount_nanos"] == 38_000
+    assert len(answer(command_line, "credit", "list", "--account", account_id)) == 2
+
+    month = answer(command_line, "statement", "--account", account_id)["month"]
+    bill = answer(command_line, "statement", "--account", account_id, "--month", month)
+    assert bill["topped_up_nanos"] == 25_000_000_000
+    shown = command_line.run("statement", "--account", account_id).stdout
+    assert "Prepaid credit" in shown
+    assert "balance after" in shown
+    assert command_line.run("audit").returncode == 0
+
+
+def test_a_credit_that_makes_no_sense_is_refused_in_one_sentence(
+    command_line: CommandLine, account_id: str
+) -> None:
+    done = command_line.run("credit", "add", "--account", account_id, "--amount", "-5")
+    assert done.returncode == 2
+    assert "--amount" in done.stderr
+    done = command_line.run("credit", "note", "--account", account_id, "--reason", "Why")
+    assert done.returncode == 1
+    assert (
+        done.stderr.strip()
+        == "embergate: a credit note needs an amount, or the request whose charge is given back"
+    )
