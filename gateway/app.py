@@ -36,6 +36,7 @@ from gateway.handlers.analytics import UsageRoutes
 from gateway.handlers.binding import BindingForm
 from gateway.handlers.catalog import CatalogRoutes
 from gateway.handlers.identity import IdentityRoutes
+from gateway.handlers.graphql import GraphQLRoutes
 from gateway.handlers.inference import InferenceRoutes
 from gateway.handlers.native import NativeForm
 from gateway.handlers.openai import OpenAIForm
@@ -287,7 +288,10 @@ class Gateway:
     def _build_analytics(self) -> list[Routes]:
         """What reads the sums of usage."""
         config, currency = self._config.analytics, self._books.rate_book.currency
-        return [UsageRoutes(self._authenticator, self._reader, config, currency)]
+        return [
+            UsageRoutes(self._authenticator, self._reader, config, currency),
+            GraphQLRoutes(self._authenticator, self._reader, config),
+        ]
 
     def _build_plain_routes(self, started_at: int) -> list[Routes]:
         """Routes that lead to no model."""

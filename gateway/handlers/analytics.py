@@ -9,13 +9,13 @@ import msgspec
 from aiohttp import web
 from sqlalchemy import Connection
 
-from billing.accounts import ANALYTICS_PERMISSION, OPERATOR_PERMISSION, Principal
 from billing.analytics import WIDTHS_US, UsageFilter, UsageGroup, can_have_latency, latencies, usage_groups
 from billing.periods import Period, instant_text
 from billing.usage_log import usage_requests
 from gateway.auth import Authenticator
 from gateway.config import AnalyticsConfig
-from gateway.errors import bad_input, unauthenticated
+from gateway.errors import bad_input
+from gateway.readers import authenticate_reader
 from gateway.reading import UsageReader
 from gateway.wire.usage_query import REQUESTS, UsageQuery, decode_usage_query, encode_cursor
 
@@ -42,21 +42,6 @@ class UsageRoutes:
         query = decode_usage_query(request.query, account_id, self._config, time.time_ns() // 1_000)
         body = await self._reader.read(lambda connection: _answer(connection, query, self._currency))
         return web.Response(body=body, content_type="application/json")
-
-
-async def authenticate_reader(
-    authenticator: Authenticator, authorization: str | None, account_id: str
-) -> Principal:
-    """A caller who may read the usage of ``account_id``. Raises Refusal: 401 or 403."""
-    principal = await authenticator.authenticate(authorization, "", permission=ANALYTICS_PERMISSION)
-    if not may_read(principal, account_id):
-        raise unauthenticated()
-    return principal
-
-
-def may_read(principal: Principal, account_id: str) -> bool:
-    """Its own account, or any for an operator."""
-    return principal.account_id == account_id or OPERATOR_PERMISSION in principal.permissions
 
 
 def _answer(connection: Connection, query: UsageQuery, currency: str) -> bytes:

@@ -1,0 +1,1 @@
+"""The analytics that clients of Workers AI query with GraphQL."""
