@@ -53,6 +53,21 @@ class AccountBillingConfig(_Section, frozen=True, kw_only=True):
     free_neurons_per_day: Annotated[int, Meta(ge=0)] | None = None
 
 
+class PriceListConfig(_Section, frozen=True, kw_only=True):
+    """Someone's public prices to compare with, in dollars per million tokens, as of a date.
+
+    ``source`` says where they were published. ``cached_input`` null means that cached tokens cost as much as
+    other input.
+    """
+
+    name: str
+    source: str
+    as_of: str
+    input: str
+    output: str
+    cached_input: str | None = None
+
+
 class SpoolConfig(_Section, frozen=True, kw_only=True):
     """The durable journal in front of the store, and the thread that empties it.
 
@@ -89,6 +104,7 @@ class BillingConfig(_Section, frozen=True, kw_only=True):
     rate_cards: list[RateCardConfig] = []
     free_neurons_per_day: Annotated[int, Meta(ge=0)] = 0
     accounts: dict[str, AccountBillingConfig] = {}
+    comparisons: list[PriceListConfig] = []
     spool: SpoolConfig = SpoolConfig()
 
     def free_neurons_of(self, account_id: str) -> int:

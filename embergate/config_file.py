@@ -18,6 +18,7 @@ import yaml
 
 from billing.config import BillingConfigError
 from billing.rates import RateBook
+from billing.savings import price_lists
 from embergate.config import Config, ConfigError
 
 CONFIG_VARIABLE = "EMBERGATE_CONFIG"
@@ -303,5 +304,6 @@ def _check_billing(config: Config) -> None:
     """The counting house knows what it can price with."""
     try:
         RateBook.from_config(config.billing)
+        price_lists(config.billing)
     except BillingConfigError as error:
         raise ConfigError(str(error)) from error

@@ -21,7 +21,7 @@ def test_the_shipped_configuration_is_valid_and_says_only_defaults_outside_catal
     assert shipped.gateway == plain.gateway
     assert shipped.replicas == plain.replicas
     assert shipped.supervisor == plain.supervisor
-    assert msgspec.structs.replace(shipped.billing, rate_cards=[]) == plain.billing
+    assert msgspec.structs.replace(shipped.billing, rate_cards=[], comparisons=[]) == plain.billing
     assert shipped.data_dir == plain.data_dir
 
 
