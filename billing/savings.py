@@ -1,8 +1,8 @@
 """What caching saves: the same usage on other price lists, without the discount, and without caching at all.
 
 Everything is an integer sum priced once per token class, so a comparison is exact for the tokens that it
-compares. It assumes that the other list's model would have used the same tokens, and its cache would have hit as
-ours did.
+compares. It assumes that the other list's model would have used the same tokens, and its cache would have
+hit as ours did.
 """
 
 from __future__ import annotations

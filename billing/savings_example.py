@@ -1,11 +1,11 @@
 """A published case, worked: an agent that reads 7 billion tokens a day, $2.4 million a year, 77 % saved.
 
-Cloudflare wrote on 19 March 2026 ("workers-ai-large-models") that a security-review agent of its own processes
-over 7 billion tokens a day, that this would have cost $2.4 million a year on a mid-tier proprietary model, and
-that Kimi K2.5 cut the cost by 77 %. It said neither how the tokens divide into classes nor which model it compares
-with. The mix below is ours: with a mid-tier list price of 3.00, 0.30 cached and 15.00 dollars per million it is
-close to the only one that meets both figures, and it is that of an agent that reads much, mostly again, and says
-little.
+Cloudflare wrote on 19 March 2026 ("workers-ai-large-models") that a security-review agent of its own
+processes over 7 billion tokens a day, that this would have cost $2.4 million a year on a mid-tier
+proprietary model, and that Kimi K2.5 cut the cost by 77 %. It said neither how the tokens divide into
+classes nor which model it compares with. The mix below is ours: with a mid-tier list price of 3.00, 0.30
+cached and 15.00 dollars per million it is close to the only one that meets both figures, and it is that of
+an agent that reads much, mostly again, and says little.
 """
 
 from __future__ import annotations
