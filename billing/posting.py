@@ -100,12 +100,16 @@ class Poster:
             raise
 
     def _post_with_patience(self) -> None:
-        """Post until nothing waits and the database answers, or the poster is stopped."""
+        """Post until less than a batch waits and the database answers, or the poster is stopped.
+
+        The rest waits for the next round: under load, records arrive while others are posted, and a database
+        transaction for each few of them costs several times as much as one for all.
+        """
         delay_s = _RETRY_MIN_S
         while not self._stopping.is_set():
             try:
                 self._store.bring_up_to_date()
-                is_done = not self.post_once()
+                is_done = not self.post_once() or self._spool.num_unposted < self._config.max_post_batch
             except StoreError as error:
                 self._log.warning(
                     "%s; %d usage records wait in the spool, next attempt in %.1f s",

@@ -140,8 +140,9 @@ class AuthConfig(_Section, frozen=True):
 
 
 class MeteringConfig(_Section, frozen=True):
-    """``commit_interval_s`` is how long a group commit waits for company while at least ``commit_siblings``
-    requests are in flight; with fewer, or 0, it commits at once.
+    """``commit_interval_s`` is how long a group commit waits at most for company, which it does as long as the
+    edge is busy with more requests. The commit of a lone request goes without a thread of its own while
+    commits take less than ``inline_commit_max_s``; 0 turns that off.
 
     ``abort_usage_wait_s`` bounds how long a replica is asked for the usage of a request whose client left,
     ``stop_usage_wait_s`` the same while the gateway stops; ``max_known_requests`` how many finished requests
@@ -149,7 +150,7 @@ class MeteringConfig(_Section, frozen=True):
     """
 
     commit_interval_s: float = 0.001
-    commit_siblings: int = 12
+    inline_commit_max_s: float = 0.005
     max_group: int = 512
     max_pending: int = 20_000
     commit_timeout_s: float = 10.0

@@ -1,8 +1,10 @@
 """Usage records become durable here, before a client sees the end of its answer.
 
-The event loop hands records to one thread, which writes all that wait as one group: one flush of the disk
-serves every request that ended meanwhile. A record is either durable when :meth:`UsageJournal.commit`
-returns, or it raises and the answer must not be given as complete.
+The event loop gathers records as long as it is busy with more of them, for ``commit_interval_s`` at most, and
+hands them to one thread, which writes all that wait as one group: one flush of the disk serves every request
+that ended meanwhile. The record of a request that is alone is written without the thread, because the two
+switches between threads cost half as much again as the flush. A record is either durable when
+:meth:`UsageJournal.commit` returns, or it raises and the answer must not be given as complete.
 
 Invariants: one record per request id; counts come from the engine (0 is a value); estimates are marked.
 """
@@ -66,6 +68,10 @@ class UsageJournal:
         self._observe = observe
         self._arrived: SimpleQueue[_Pending | None] = SimpleQueue()  # None: stop when all before it is done
         self._unfinished: set[_Pending] = set()
+        self._gathering: list[_Pending] = []
+        self._gathering_until = 0.0
+        self._progress = (0, 0)
+        self._typical_s = 0.0  # of recent commits, with a long memory for slow ones
         self._watch: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self._failed_at: float | None = None
@@ -84,6 +90,7 @@ class UsageJournal:
         if thread is None:
             return
         self._is_stopping = True
+        self._hand_over()
         self._arrived.put(None)
         await asyncio.to_thread(thread.join)
         self._thread = None
@@ -132,12 +139,69 @@ class UsageJournal:
             raise MeteringUnavailableError("the journal is not running")
         if self.is_full:
             raise MeteringUnavailableError(f"{self.num_pending} records already wait for the disk")
+        if self._is_alone():
+            self._commit_here(record)
+            return
         pending = _Pending(record, loop.create_future(), loop.time())
         self._unfinished.add(pending)
-        self._arrived.put(pending)
+        self._gathering.append(pending)
+        if len(self._gathering) == 1:
+            self._gathering_until = time.monotonic() + self._config.commit_interval_s
+            self._look_around(loop)
         if self._watch is None:
             self._watch = loop.call_later(self._config.commit_timeout_s / 4, self._give_up, loop)
         await pending.done
+
+    # -- on the loop ---------------------------------------------------------------------------------------
+
+    def _is_alone(self) -> bool:
+        """Whether the loop may wait for the disk itself: nobody else is being served, and it is fast.
+
+        A disk that stalls for the first time holds up the loop once; then the thread has it until it has
+        long been fast again.
+        """
+        return (
+            not self._unfinished
+            and self._num_in_flight() == 1
+            and self._typical_s < self._config.inline_commit_max_s
+            and self._failed_at is None
+        )
+
+    def _commit_here(self, record: UsageRecord) -> None:
+        started = time.monotonic()
+        error = self._append([record])
+        self._note(1, error, time.monotonic() - started)
+        if error is not None:
+            raise MeteringUnavailableError(str(error)) from error
+
+    def _look_around(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hand over what has gathered, unless the loop is still bringing more: waiting costs nothing then."""
+        if not self._gathering:
+            return
+        progress = (len(self._gathering), self._num_in_flight())
+        if (
+            progress == self._progress
+            or progress[0] >= self._config.max_group
+            or progress[1] <= 1
+            or time.monotonic() >= self._gathering_until
+        ):
+            self._hand_over()
+        else:
+            self._progress = progress
+            loop.call_soon(self._look_around, loop)
+
+    def _hand_over(self) -> None:
+        gathered, self._gathering = self._gathering, []
+        self._progress = (0, 0)
+        for pending in gathered:
+            self._arrived.put(pending)
+
+    def _note(self, num_records: int, error: Exception | None, seconds: float) -> None:
+        """Remember how the last commit went."""
+        self._failed_at = None if error is None or self._loop is None else self._loop.time()
+        self._typical_s = max(seconds, self._typical_s + (seconds - self._typical_s) / 16)
+        if error is None:
+            self._observe(num_records, seconds)
 
     def _give_up(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fail what has waited too long: one timer for all is cheaper than one for each."""
@@ -162,8 +226,6 @@ class UsageJournal:
         """Wait for records and take a group of them; False when the journal stops and nothing is left."""
         group: list[_Pending] = []
         pending = self._arrived.get()
-        if self._expects_company():
-            time.sleep(self._config.commit_interval_s)
         try:
             while pending is not None:
                 group.append(pending)
@@ -173,14 +235,6 @@ class UsageJournal:
         except Empty:
             return group, True
         return group, False
-
-    def _expects_company(self) -> bool:
-        """Whether waiting a moment is likely to let more records share the flush, each of which costs as much
-        as several requests."""
-        config = self._config
-        if self._is_stopping or not config.commit_interval_s:
-            return False
-        return self._num_in_flight() >= config.commit_siblings
 
     def _append(self, records: list[UsageRecord]) -> Exception | None:
         try:
@@ -198,7 +252,7 @@ class UsageJournal:
 
     def _resolve(self, group: list[_Pending], error: Exception | None, seconds: float) -> None:
         self._unfinished.difference_update(group)
-        self._failed_at = None if error is None or self._loop is None else self._loop.time()
+        self._note(len(group), error, seconds)
         for pending in group:
             if pending.done.done():
                 continue
@@ -206,5 +260,3 @@ class UsageJournal:
                 pending.done.set_result(None)
             else:
                 pending.done.set_exception(MeteringUnavailableError(str(error)))
-        if error is None:
-            self._observe(len(group), seconds)

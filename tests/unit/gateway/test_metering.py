@@ -147,23 +147,96 @@ async def test_a_stop_writes_what_waits_and_takes_nothing_more(disk: Disk) -> No
         await journal.commit(record("late"))
 
 
-async def test_an_interval_waits_for_company(disk: Disk) -> None:
-    journal = UsageJournal(
-        disk, MeteringConfig(commit_interval_s=0.05, commit_siblings=2), num_in_flight=lambda: 2
-    )
+async def test_a_commit_waits_while_the_loop_brings_more(disk: Disk) -> None:
+    num_in_flight = 2
+    config = MeteringConfig(commit_interval_s=5.0)
+    journal = UsageJournal(disk, config, num_in_flight=lambda: num_in_flight)
     journal.start()
     first = asyncio.create_task(journal.commit(record("r1")))
-    await asyncio.sleep(0.02)
+    for _ in range(5):
+        num_in_flight += 1
+        await asyncio.sleep(0)
     await asyncio.gather(first, journal.commit(record("r2")))
     assert disk.groups == [["r1", "r2"]]
     await journal.stop()
 
 
-async def test_without_company_in_sight_a_commit_does_not_wait(disk: Disk) -> None:
-    config = MeteringConfig(commit_interval_s=5.0, commit_siblings=2)
-    journal = UsageJournal(disk, config, num_in_flight=lambda: 1)
+async def test_a_commit_waits_for_its_interval_at_most(disk: Disk) -> None:
+    num_in_flight = 2
+    config = MeteringConfig(commit_interval_s=0.02)
+    journal = UsageJournal(disk, config, num_in_flight=lambda: num_in_flight)
+    journal.start()
+    commit = asyncio.create_task(journal.commit(record("r1")))
+    started = time.monotonic()
+    while not commit.done():
+        num_in_flight += 1
+        await asyncio.sleep(0)
+    assert 0.02 <= time.monotonic() - started < 1.0
+    await journal.stop()
+
+
+async def test_a_quiet_loop_does_not_let_a_commit_wait(disk: Disk) -> None:
+    journal = UsageJournal(disk, MeteringConfig(commit_interval_s=5.0), num_in_flight=lambda: 20)
     journal.start()
     await asyncio.wait_for(journal.commit(record("r1")), timeout=1.0)
+    await journal.stop()
+
+
+class WatchedDisk(Disk):
+    """Knows which thread wrote, and can be slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[str] = []
+        self.seconds = 0.0
+
+    def append(self, records: Sequence[UsageRecord]) -> None:
+        self.threads.append("loop" if threading.current_thread() is threading.main_thread() else "journal")
+        time.sleep(self.seconds)
+        super().append(records)
+
+
+async def test_a_lone_request_is_committed_on_the_loop_while_the_disk_is_fast() -> None:
+    disk = WatchedDisk()
+    seen: list[int] = []
+    config = MeteringConfig(inline_commit_max_s=0.01)
+    journal = UsageJournal(disk, config, lambda size, seconds: seen.append(size), num_in_flight=lambda: 1)
+    journal.start()
+    await journal.commit(record("r1"))
+    disk.seconds = 0.02
+    await journal.commit(record("r2"))  # cannot be known to be slow beforehand
+    await journal.commit(record("r3"))
+    disk.seconds = 0.0
+    await journal.commit(record("r4"))  # fast once is not fast again
+    for index in range(40):
+        await journal.commit(record(f"fast{index}"))
+    assert disk.threads[:4] == ["loop", "loop", "journal", "journal"]
+    assert disk.threads[-1] == "loop"
+    assert len(disk.written) == sum(seen) == 44
+    await journal.stop()
+
+
+async def test_a_request_in_company_leaves_the_loop_free() -> None:
+    disk = WatchedDisk()
+    journal = UsageJournal(disk, MeteringConfig(), num_in_flight=lambda: 2)
+    journal.start()
+    await journal.commit(record("r1"))
+    assert disk.threads == ["journal"]
+    await journal.stop()
+
+
+async def test_a_failed_commit_on_the_loop_raises_and_leaves_the_next_to_the_thread() -> None:
+    disk = WatchedDisk()
+    disk.error = SpoolError("no space left")
+    journal = UsageJournal(disk, MeteringConfig(), num_in_flight=lambda: 1)
+    journal.start()
+    with pytest.raises(MeteringUnavailableError, match="no space left"):
+        await journal.commit(record("r1"))
+    assert journal.is_failing
+    disk.error = None
+    await journal.commit(record("r2"))
+    assert disk.threads == ["loop", "journal"]
+    assert not journal.has_failed
     await journal.stop()
 
 
