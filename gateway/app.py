@@ -17,13 +17,17 @@ import uvloop
 from aiohttp import web
 
 from billing.accounts import AccountDirectory
+from billing.budgets import BudgetBook
 from billing.config import BillingConfig
 from billing.daily_neurons import used_neurons
 from billing.posting import Poster
 from billing.rates import RateBook
-from billing.spool import Spool
+from billing.spool import Spool, read_spooled
 from billing.store import Store, StoreAwayError
+from billing.usage import UsageRecord
 from gateway.auth import Authenticator, SaltMaker
+from gateway.budget_leases import BudgetLeases
+from gateway.budgets import Budgets
 from gateway.call import SurfaceForm
 from gateway.catalog import Catalog
 from gateway.client import ReplicaClient
@@ -57,7 +61,7 @@ from gateway.reading import UsageReader
 from gateway.reconciliation import KnownRequests, Reconciler
 from gateway.replicas import Replica, ReplicaTable
 from gateway.routing import RendezvousRanking, RingRanking
-from gateway.secret_files import CACHE_SALT_SECRET, POOL_TOKEN, load_or_create
+from gateway.secret_files import CACHE_SALT_SECRET, GATEWAY_ID, POOL_TOKEN, load_or_create
 from gateway.telemetry import RequestTracing, Telemetry
 
 _log = logging.getLogger(__name__)
@@ -163,11 +167,17 @@ class Books:
             return "the database does not answer"
         return ""
 
-    def close(self) -> None:
+    def left_over(self) -> list[UsageRecord]:
+        """The records in the journal; before the first request, those that an earlier process left there."""
+        return list(read_spooled(self.spool.directory)) if self.spool.num_unposted else []
+
+    def close(self, when_all_is_posted: Callable[[], None]) -> None:
         """Post what waits and close. Blocking."""
         num_left = self._poster.stop()
         if num_left:
             _log.warning("%d usage records wait in the journal for the next start", num_left)
+        else:
+            when_all_is_posted()
         self.spool.close()
         self.store.close()
 
@@ -221,6 +231,14 @@ class Gateway:
             timeout_s=config.upstream.idle_timeout_s,
         )
         self._neurons, self._neuron_refresher = _build_neurons(config.limits, billing, self._books.store)
+        self._budgets = Budgets(self._books.rate_book, lambda: self._budget_leases.want())
+        self._budget_leases = BudgetLeases(
+            self._budgets,
+            BudgetBook(self._books.store),
+            load_or_create(data_dir / "secrets", GATEWAY_ID),
+            config.budgets,
+            left_over=self._books.left_over,
+        )
         self._reader = UsageReader(self._books.store, config.analytics)
         self._bodies = BodyBudget(config.max_buffered_body_bytes)
         self._pipeline = self._build_pipeline(loop.time)
@@ -244,7 +262,7 @@ class Gateway:
             authenticator=self._authenticator,
             catalog=self._catalog,
             limits=limits,
-            admission=Admission((limits, self._neurons)),
+            admission=Admission((limits, self._neurons, self._budgets)),
             neurons=self._neurons,
             images=_build_intake(config.images, self._bodies),
             salts=self._salts,
@@ -312,6 +330,7 @@ class Gateway:
         self.table.on_ready(self._follow_usages)
         try:
             await asyncio.to_thread(self._books.start)
+            await self._budget_leases.start()
             if self._neuron_refresher is not None:
                 await self._neuron_refresher.start()
             self._journal.start()
@@ -337,7 +356,8 @@ class Gateway:
         await self._client.close()
         await self._journal.stop()
         await asyncio.to_thread(self._reader.close)
-        await asyncio.to_thread(self._books.close)
+        await self._budget_leases.stop()
+        await asyncio.to_thread(self._books.close, self._budget_leases.release)
         await asyncio.to_thread(self._telemetry.close)
 
     def _follow_usages(self, replica: Replica) -> None:

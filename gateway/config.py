@@ -132,6 +132,15 @@ class ImagesConfig(_Section, frozen=True):
     fetch_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
 
 
+class BudgetsConfig(_Section, frozen=True):
+    """``refresh_s`` is how soon a budget that was set or changed holds here. A gateway that is gone for good
+    keeps its part of shared budgets for ``lease_s``.
+    """
+
+    refresh_s: Annotated[float, Meta(gt=0)] = 2.0
+    lease_s: Annotated[float, Meta(gt=0)] = 60.0
+
+
 class AuthConfig(_Section, frozen=True):
     """``cache_ttl_s`` bounds how long a revoked API token can still be used."""
 
@@ -208,6 +217,7 @@ class GatewayConfig(_Section, frozen=True):
     health: HealthConfig = HealthConfig()
     limits: LimitsConfig = LimitsConfig()
     images: ImagesConfig = ImagesConfig()
+    budgets: BudgetsConfig = BudgetsConfig()
     auth: AuthConfig = AuthConfig()
     metering: MeteringConfig = MeteringConfig()
     analytics: AnalyticsConfig = AnalyticsConfig()

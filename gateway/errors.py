@@ -32,6 +32,7 @@ class Reason(Enum):
     ABORTED = (408, 3008, "inference")
     TOO_LARGE = (413, 3006, "inference")
     BODY_ENCODING = (415, 5006, "inference")
+    BUDGET = (429, 3036, "inference")
     RATE = (429, 3021, "inference")
     DAILY_NEURONS = (429, 4006, "inference")
     CAPACITY = (429, 3040, "inference")

@@ -14,6 +14,9 @@ CACHE_SALT_SECRET = "cache_salt_secret"
 else.
 """
 
+GATEWAY_ID = "gateway_id"
+"""By which a gateway finds its own leases again after a restart. No secret, but as unique as one."""
+
 _NUM_BYTES = 32
 
 

@@ -24,9 +24,9 @@ from embergate.terminal import console, print_json
 def audit(
     context: click.Context, settings: Settings, replicas: bool, all_receipts: bool, as_json: bool
 ) -> None:
-    """Prove that usage, prices, ledger, sums, credits, receipts and replicas agree.
+    """Prove that usage, prices and ledger agree.
 
-    The exit code is 0 when they do and 1 on any drift.
+    So must the sums that reports read, credits, receipts, and what replicas counted. The exit code is 0 when they do and 1 on any drift.
     """
     layout = DataLayout(settings.data_dir)
     with open_store(settings) as store:

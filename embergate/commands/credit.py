@@ -29,7 +29,7 @@ class Amount(click.ParamType[int]):
 
 @click.group()
 def credit() -> None:
-    """Book prepaid credit and credit notes, and list them. Nothing that is booked is ever changed."""
+    """Book prepaid credit and credit notes. Nothing that is booked is ever changed."""
 
 
 @credit.command()
