@@ -39,18 +39,20 @@ from gateway.edge.server import EdgeServer
 from gateway.handlers.analytics import UsageRoutes
 from gateway.handlers.binding import BindingForm
 from gateway.handlers.catalog import CatalogRoutes
-from gateway.handlers.identity import IdentityRoutes
 from gateway.handlers.graphql import GraphQLRoutes
+from gateway.handlers.identity import IdentityRoutes
 from gateway.handlers.inference import InferenceRoutes
 from gateway.handlers.native import NativeForm
 from gateway.handlers.openai import OpenAIForm
 from gateway.handlers.ops import OpsRoutes, edge_refusal, envelop_errors
+from gateway.handlers.tomarkdown import MarkdownRoutes
 from gateway.images.addresses import AddressGuard
 from gateway.images.fetcher import ImageFetcher
 from gateway.images.intake import ImageIntake
 from gateway.inquiry import UsageInquiry
 from gateway.limits import AccountLimits, Admission
 from gateway.logs import AccessLog, configure_logging, stderr_writer
+from gateway.markdown.converter import Converter
 from gateway.metering import UsageJournal
 from gateway.metrics import GatewayMetrics
 from gateway.neurons import DailyNeurons, NeuronRefresher
@@ -313,10 +315,17 @@ class Gateway:
 
     def _build_plain_routes(self, started_at: int) -> list[Routes]:
         """Routes that lead to no model."""
-        books, authenticator = self._books, self._authenticator
+        config, books, authenticator = self._config, self._books, self._authenticator
         return [
             CatalogRoutes(self._catalog, books.rate_book, authenticator, started_at=started_at),
             IdentityRoutes(authenticator, books.accounts.find_account),
+            MarkdownRoutes(
+                authenticator,
+                Converter(config.markdown),
+                config.markdown,
+                self._bodies,
+                max_body_bytes=config.max_body_bytes,
+            ),
         ]
 
     async def start(self) -> None:

@@ -168,6 +168,22 @@ class MeteringConfig(_Section, frozen=True):
     max_known_requests: int = 50_000
 
 
+class MarkdownConfig(_Section, frozen=True):
+    """Documents to Markdown. Each conversion is a process of its own, ended after ``timeout_s`` or when it
+    needs more than ``max_memory_mib``; at most ``max_waiting`` documents wait for one of ``max_concurrent``
+    processes, each at most ``wait_s``.
+    """
+
+    max_files: AtLeastOne = 16
+    max_file_bytes: AtLeastOne = 10 * 1024 * 1024
+    max_output_bytes: AtLeastOne = 16 * 1024 * 1024
+    max_memory_mib: AtLeastOne = 1024
+    max_concurrent: AtLeastOne = 2
+    max_waiting: AtLeastOne = 32
+    timeout_s: Annotated[float, Meta(gt=0)] = 20.0
+    wait_s: Annotated[float, Meta(gt=0)] = 30.0
+
+
 class TelemetryConfig(_Section, frozen=True):
     """``otlp_endpoint`` empty means: no spans are made and nothing is paid for them.
 
@@ -220,5 +236,6 @@ class GatewayConfig(_Section, frozen=True):
     budgets: BudgetsConfig = BudgetsConfig()
     auth: AuthConfig = AuthConfig()
     metering: MeteringConfig = MeteringConfig()
+    markdown: MarkdownConfig = MarkdownConfig()
     analytics: AnalyticsConfig = AnalyticsConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from gateway.errors import Reason, Refusal, bad_input
+from gateway.wire.openai import explain_decoding
 from gateway.wire.workers_ai import RunOptions
 
 _JSON_OBJECT = dict[str, msgspec.Raw]
@@ -82,8 +83,7 @@ def decode_run(body: bytes, query: str) -> BindingRequest:
     try:
         decoded = _body_decoder.decode(body)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).replace("`", "").partition(" - at $")
-        raise bad_input(path.replace(".", "/") or "/", f"{problem[:1].lower()}{problem[1:]}") from error
+        raise explain_decoding(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(Reason.BAD_INPUT, f"Bad input: the body is not valid JSON: {error}") from error
     inputs = bytes(decoded.inputs)
