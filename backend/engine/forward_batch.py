@@ -1,7 +1,7 @@
 """The tensors of one engine step, built from a StepPlan.
 
-Tokens of all chunks are flattened into one dimension. Chunks of one token (decodes) come first, so that
-attention can treat them as one batch; the rows of the logits are returned in the plan's own order.
+Tokens of all chunks are flattened into one dimension, the shortest chunks first: decodes, of one token, and
+others that attention can treat with them as one batch. The rows of the logits are in the plan's own order.
 """
 
 from __future__ import annotations
@@ -16,11 +16,22 @@ from backend.engine.step import ScheduledChunk, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
+class SingleQueries:
+    """``tokens`` of a batch as sequences of one query each: ``block_tables`` ``[tokens, B]`` and ``kv_lens``
+    ``[tokens]``, both int32; ``longest`` is the largest of the latter, or more."""
+
+    tokens: slice
+    block_tables: Tensor
+    kv_lens: Tensor
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """What the model reads in one step.
 
-    Sequences ``0 .. num_decodes-1`` have one query token each; the others have more. With ``T`` tokens,
-    ``S`` sequences and ``R`` rows of logits:
+    Sequences ``0 .. num_decodes-1`` have one query token each; the others have more, in ascending order. With
+    ``T`` tokens, ``S`` sequences and ``R`` rows of logits:
 
     token_ids, positions, slots:
         ``[T]`` int64; a slot is ``block * block_size + offset``, the row of the KV cache a token writes.
@@ -58,9 +69,17 @@ class ForwardBatch:
     def num_sequences(self) -> int:
         return len(self.query_lens)
 
-    @property
-    def max_query_len(self) -> int:
-        return max(self.query_lens)
+    def single_queries(self, sequences: range) -> SingleQueries:
+        """Tokens of neighbouring sequences, each as a query of its own that sees what comes before it."""
+        first = sum(self.query_lens[: sequences.start])
+        lengths = self.query_lens[sequences.start : sequences.stop]
+        tokens = slice(first, first + sum(lengths))
+        tables = self.block_tables[sequences.start : sequences.stop]
+        if len(lengths) < sum(lengths):
+            repeats = torch.tensor(lengths, device=tables.device)
+            tables = tables.repeat_interleave(repeats, dim=0, output_size=sum(lengths))
+        longest = max(self.kv_lens_list[sequences.start : sequences.stop], default=0)
+        return SingleQueries(tokens, tables, (self.positions[tokens] + 1).to(torch.int32), longest)
 
     @property
     def max_kv_len(self) -> int:
@@ -75,7 +94,7 @@ def build_forward_batch(plan: StepPlan, block_size: int, device: torch.device) -
     """
     if not plan.chunks:
         raise ValueError("a step plan needs at least one chunk")
-    order = sorted(range(len(plan.chunks)), key=lambda index: len(plan.chunks[index].token_ids) > 1)
+    order = sorted(range(len(plan.chunks)), key=lambda index: len(plan.chunks[index].token_ids))
     chunks = [plan.chunks[index] for index in order]
     lengths = tuple(len(chunk.token_ids) for chunk in chunks)
     starts = [0, *accumulate(lengths)]

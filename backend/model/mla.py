@@ -1,9 +1,10 @@
 """Multi-head latent attention (DeepSeek-V2, section 2.1) over the paged latent cache.
 
-Two forms of the same function. Decode uses the absorbed one: ``W_UK`` multiplies the query and ``W_UV`` the
-weighted sum of latents, so that the cache is read as it is. Prefill uses the expanded one: the context's
-latents are turned into keys and values once for all queries of the chunk, which costs less as soon as
-queries are many.
+Two forms of the same function. In the absorbed one ``W_UK`` multiplies the query and ``W_UV`` the weighted
+sum of latents, so that the cache is read as it is. In the expanded one the context's latents are turned into
+keys and values once for all queries of a chunk, which costs less as soon as queries are many, but takes
+memory for the whole context. So decodes and short chunks use the absorbed form, and a long chunk the expanded
+one where its memory is within bounds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from backend.engine.forward_batch import SingleQueries
 from backend.model.config import MlaConfig, ModelConfig
 from backend.model.context import LayerCache, StepContext
 from backend.model.linear import HeadLinear, Linear, build_linear
@@ -27,6 +29,15 @@ from kernels.store_kv import store_kv, store_latent
 
 _BLOCK_SIZE = 64
 """Tokens per block of the short-lived cache that an expanded context is attended through."""
+
+MAX_EXPANDED_BYTES = 4 << 30
+"""Of keys and values of an expanded context, in all their copies."""
+
+MAX_SHORT_CHUNK = 256
+"""No longer chunk counts as short, whatever the shape."""
+
+_MAX_SCORES = 1 << 25
+"""Scores that one call of the absorbed form may hold, in elements."""
 
 
 class LatentAttention:
@@ -55,6 +66,10 @@ class LatentAttention:
         width = self._heads * mla.v_dim
         out = reader.matrix(f"{prefix}.o_proj.weight", config.hidden_size, width)
         self._out = build_linear(out, placement)
+        self.short_chunk = count_short_chunk(mla, config.num_heads, num_groups)
+        # Native kernels read a copy in blocks of their own.
+        copies = 1 if placement.native is None else 2
+        self._expanded_bytes = copies * 2 * mla.qk_dim * config.num_heads * placement.dtype.itemsize
 
     def new_cache(self, num_blocks: int, block_size: int) -> LayerCache:
         return (self._placement.zeros(num_blocks, block_size, self._mla.cache_width),)
@@ -65,16 +80,21 @@ class LatentAttention:
         batch = step.batch
         nope, rotated = self._project(x, step, rows)
         attended = x.new_empty((x.shape[0], self._heads * self._mla.v_dim))
-        decodes = batch.num_decodes
-        if decodes:
-            attended[:decodes] = self._absorbed(nope, rotated, rows, step)
-        start = decodes
-        for sequence in range(decodes, batch.num_sequences):
-            end = start + batch.query_lens[sequence]
-            context = gather_latent(rows, batch.block_tables[sequence], batch.kv_lens_list[sequence])
-            chunk = slice(start, end)
-            attended[chunk] = self._expanded(None if nope is None else nope[chunk], rotated[chunk], context)
-            start = end
+        num_short = step.count_short(self.short_chunk)
+        if num_short:
+            queries = step.single_queries(num_short)
+            attended[queries.tokens] = self.absorbed(nope, rotated, rows, queries)
+        start = sum(batch.query_lens[:num_short])
+        for sequence in range(num_short, batch.num_sequences):
+            chunk = slice(start, start + batch.query_lens[sequence])
+            length, start = batch.kv_lens_list[sequence], chunk.stop
+            if length * self._expanded_bytes > MAX_EXPANDED_BYTES:
+                queries = batch.single_queries(range(sequence, sequence + 1))
+                attended[chunk] = self.absorbed(nope, rotated, rows, queries)
+            else:
+                context = gather_latent(rows, batch.block_tables[sequence], length)
+                own_nope = None if nope is None else nope[chunk]
+                attended[chunk] = self.expanded(own_nope, rotated[chunk], context)
         return self._out(attended)
 
     def _project(self, x: Tensor, step: StepContext, rows: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -103,25 +123,30 @@ class LatentAttention:
         heads = columns.view(len(columns), -1, self._mla.rope_dim)
         rope(heads, step.cos, step.sin, interleaved=self._is_interleaved, native=self._placement.native)
 
-    def _absorbed(self, nope: Tensor | None, rotated: Tensor, rows: Tensor, step: StepContext) -> Tensor:
-        count, batch = step.batch.num_decodes, step.batch
+    def absorbed(self, nope: Tensor | None, rotated: Tensor, rows: Tensor, queries: SingleQueries) -> Tensor:
+        """``[queries, heads * v]``; ``nope`` and ``rotated`` are those of the whole batch."""
+        tokens = queries.tokens
         latent_query = None
         if self._absorb is not None and nope is not None:
-            latent_query = self._absorb(nope[:count].contiguous())
-        summed = paged_mla_decode(
-            latent_query,
-            rotated[:count],
-            rows,
-            batch.block_tables[:count],
-            batch.kv_lens[:count],
-            self._scale,
-            rope_groups=self._mla.rope_groups,
-            native=self._placement.native,
-        )
-        return self._value(summed).flatten(1)
+            latent_query = self._absorb(nope[tokens].contiguous())
+        at_once = max(_MAX_SCORES // (self._heads * max(queries.longest, 1)), 1)
+        summed = [
+            paged_mla_decode(
+                None if latent_query is None else latent_query[start : start + at_once],
+                rotated[tokens][start : start + at_once],
+                rows,
+                queries.block_tables[start : start + at_once],
+                queries.kv_lens[start : start + at_once],
+                self._scale,
+                rope_groups=self._mla.rope_groups,
+                native=self._placement.native,
+            )
+            for start in range(0, tokens.stop - tokens.start, at_once)
+        ]
+        return self._value(summed[0] if len(summed) == 1 else torch.cat(summed)).flatten(1)
 
-    def _expanded(self, nope: Tensor | None, rotated: Tensor, context: Tensor) -> Tensor:
-        """One prefill chunk: ``context`` is ``[kv_len, cache_width]``, its own tokens included."""
+    def expanded(self, nope: Tensor | None, rotated: Tensor, context: Tensor) -> Tensor:
+        """``[queries, heads * v]`` of a chunk: the end of ``context`` ``[kv_len, cache_width]``."""
         mla, length = self._mla, context.shape[0]
         latent = context[:, : mla.kv_lora_rank].contiguous()
         key = context[:, mla.kv_lora_rank :].view(length, mla.rope_groups, -1)
@@ -137,6 +162,20 @@ class LatentAttention:
         # The fused form of scaled_dot_product_attention wants one width for queries, keys and values.
         value = pad(value, (0, max(mla.qk_dim - mla.v_dim, 0)))
         return causal_attention(query, key, value, self._scale)[:, :, : mla.v_dim].flatten(1)
+
+
+def count_short_chunk(mla: MlaConfig, heads: int, num_value_groups: int) -> int:
+    """The longest chunk that takes fewer multiplications in absorbed form, by those for a token of context:
+
+    absorbed, for each query: scores in the latent and the rotated part, and the sum of latents;
+    expanded: a key and a value once, then for each query scores and the sum of values.
+    """
+    scored = mla.kv_lora_rank if mla.nope_dim else 0
+    absorbed = heads * (scored + mla.rope_dim + mla.kv_lora_rank)
+    expanded = heads * (mla.qk_dim + mla.v_dim)
+    expansion = (heads * mla.nope_dim + num_value_groups * mla.v_dim) * mla.kv_lora_rank
+    saved = max(absorbed - expanded, 1)
+    return min(max(expansion // saved, 1), MAX_SHORT_CHUNK)
 
 
 def _attend_native(query: Tensor, key: Tensor, value: Tensor, scale: float, native: NativeLibrary) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from backend.engine.step import ScheduledChunk, StepPlan
+from backend.model import mla
+from backend.model.config import MlaConfig
 from tests.support.tiny_models import write_tiny_kimi, write_tiny_llama
 
 MAX_RELATIVE_ERROR = 1e-4
@@ -33,11 +36,20 @@ def shape(request: pytest.FixtureRequest) -> tuple[Callable[..., Any], dict[str,
     return SHAPES[request.param]
 
 
+@pytest.mark.parametrize("chunks", ["expanded", "absorbed"])
 @pytest.mark.parametrize("weights", ["packed", "float32"])
 def test_logits_equal_transformers_cold_chunked_decoded_and_mixed(
-    tmp_path: Path, shape: Any, weights: str, load_runner: Any, sequencer: Any
+    tmp_path: Path,
+    shape: Any,
+    weights: str,
+    chunks: str,
+    load_runner: Any,
+    sequencer: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write, changes = shape
+    longest = 1 if chunks == "expanded" else LENGTH
+    monkeypatch.setattr(mla, "count_short_chunk", lambda *shape: longest)
     reference = write(tmp_path, **changes)
     ids = torch.randint(3, 256, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
     with torch.no_grad():
@@ -56,6 +68,29 @@ def test_logits_equal_transformers_cold_chunked_decoded_and_mixed(
     other.compute(0, 19)
     plan = StepPlan((cold.chunk(60, LENGTH), other.chunk(19, 20), cached.chunk(50, 60, needs_logits=False)))
     assert_close(runner.execute(plan), expected[[LENGTH - 1, 19]])
+
+
+@pytest.mark.parametrize("weights", ["packed", "float32"])
+def test_a_context_too_long_to_expand_is_read_as_it_is_some_queries_at_a_time(
+    tmp_path: Path, weights: str, load_runner: Any, sequencer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = write_tiny_kimi(tmp_path)
+    ids = list(range(3, 93))
+    with torch.no_grad():
+        expected = reference(torch.tensor([ids])).logits[0]
+    monkeypatch.setattr(mla, "count_short_chunk", lambda *shape: 1)
+    monkeypatch.setattr(mla, "MAX_EXPANDED_BYTES", 0)
+    runner = load_runner(tmp_path, weights=weights)
+    whole = sequencer(runner, ids, range(6)).compute(0, 20, 90)
+    assert_close(whole, expected[[19, 89]])
+    monkeypatch.setattr(mla, "_MAX_SCORES", 4 * 90 * 7)
+    assert torch.equal(sequencer(runner, ids, range(6, 12)).compute(0, 20, 90), whole)
+
+
+def test_the_shorter_form_is_chosen_by_the_work_it_takes() -> None:
+    kimi = MlaConfig(1536, 512, 128, 64, 128, 1e-6)
+    assert mla.count_short_chunk(kimi, 64, 64) == 170
+    assert mla.count_short_chunk(replace(kimi, kv_lora_rank=32), 64, 64) == mla.MAX_SHORT_CHUNK
 
 
 def test_a_step_without_wanted_logits_still_fills_the_cache(
