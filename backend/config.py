@@ -94,13 +94,15 @@ class GrammarConfig(_Section, frozen=True):
 
     ``max_schema_chars``: all schemas of one request together. ``max_compile_s``: how long a request waits
     for its grammar. ``max_pending_compiles``: requests that may wait for one at a time. ``max_cached``:
-    compiled grammars kept, in each of a replica's two processes.
+    compiled grammars kept, in each of a replica's two processes. ``max_check_steps``: schemas evaluated in
+    the second look at a whole answer; one that needs more is not judged.
     """
 
     max_schema_chars: int = 131_072
     max_compile_s: float = 10.0
     max_pending_compiles: int = 64
     max_cached: int = 256
+    max_check_steps: int = 100_000
 
 
 class TelemetryConfig(_Section, frozen=True):

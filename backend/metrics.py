@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import accumulate
-from typing import Final
+from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -59,6 +59,10 @@ class ReplicaMetrics:
             "vllm:admission_rejections", "Requests that were refused", ["model_name", "reason"],
             registry=self._registry,
         )  # fmt: skip
+        self._checks = Counter(
+            "embergate:answers_checked", "Answers that had to meet a schema, looked at once more",
+            ["model_name", "verdict"], registry=self._registry,
+        )  # fmt: skip
         self._model = model
         histogram = self._histogram
         seconds = "_seconds"
@@ -85,6 +89,10 @@ class ReplicaMetrics:
     def count_refusal(self, code: str) -> None:
         """``code`` is one of this replica's own error codes, never text of a client."""
         self._refusals.labels(self._model, code).inc()
+
+    def count_check(self, verdict: Literal["met", "broken", "unjudged"]) -> None:
+        """Count a look at an answer that had to meet a schema."""
+        self._checks.labels(self._model, verdict).inc()
 
     def expose(self) -> bytes:
         """The Prometheus text format."""

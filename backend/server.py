@@ -21,6 +21,7 @@ from backend.config import BackendConfig, TextConfig
 from backend.engine.client import EngineClient, EngineStartError
 from backend.engine.messages import EngineInfo, StartProgress
 from backend.http.calls import Calls
+from backend.http.checks import AnswerChecker
 from backend.http.completions import Completions
 from backend.http.engine_port import Engine
 from backend.http.middleware import guard
@@ -112,7 +113,8 @@ class ReplicaServer:
         )
         metrics = ReplicaMetrics(config.model.served_as, self._state.read_stats)
         self._calls = Calls(usages, metrics)
-        completions = Completions(config, self._state, self._calls, self._telemetry)
+        self._checker = AnswerChecker(metrics, max_steps=config.grammar.max_check_steps)
+        completions = Completions(config, self._state, self._calls, self._checker, self._telemetry)
         operations = Operations(config, self._state, self._calls, usages, metrics)
         self._runner = web.AppRunner(
             _application(config, completions, operations, metrics),
@@ -193,6 +195,7 @@ class ReplicaServer:
             await self._engine.close()
         if self._prompts is not None:
             self._prompts.close()
+        self._checker.close()
         # The exporters' last call blocks.
         await asyncio.to_thread(self._telemetry.shutdown)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from aiohttp import web
@@ -84,9 +84,11 @@ async def send_whole(
     calls: Calls,
     token_bytes: Sequence[bytes],
     *,
-    max_stall_s: float,
+    check: Callable[[Sequence[Message]], Awaitable[None]],
 ) -> web.StreamResponse:
     """Answer with one body, when everything has been generated; arguments as :func:`send_stream`.
+
+    ``check`` looks at the choices before they count as good.
 
     Raises:
         ReplicaError: when the engine fails on the way.
@@ -100,6 +102,7 @@ async def send_whole(
             messages[delta.index].add(delta)
     except (SequenceRefusedError, GenerationFailedError, EngineDiedError) as error:
         raise as_replica_error(error) from error
+    await check(messages)
     body = encode_completion(
         _completion_id(call), int(time.time()), call.request.model, messages, calls.finish(call),
         token_bytes=token_bytes, has_logprobs=call.request.logprobs,

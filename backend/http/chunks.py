@@ -122,7 +122,16 @@ def error_frame(error: ReplicaError) -> bytes:
 class Message:
     """One choice of a whole answer, gathered from its deltas."""
 
-    __slots__ = ("_arguments", "_begun", "_failures", "_reasoning", "_texts", "finish_reason", "logprobs")
+    __slots__ = (
+        "_arguments",
+        "_begun",
+        "_failures",
+        "_problem",
+        "_reasoning",
+        "_texts",
+        "finish_reason",
+        "logprobs",
+    )
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -130,6 +139,7 @@ class Message:
         self._begun: list[CallBegun] = []
         self._arguments: list[list[str]] = []
         self._failures: list[dict[str, Any]] = []
+        self._problem = ""
         self.logprobs: list[TokenLogprobs] = []
         self.finish_reason: FinishReason = "abort"
 
@@ -142,6 +152,29 @@ class Message:
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
 
+    @property
+    def content(self) -> str:
+        """Everything that was said to the reader."""
+        return "".join(self._texts)
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """Name and arguments of each call."""
+        named = zip(self._begun, self._arguments, strict=True)
+        return [(begun.name, "".join(arguments)) for begun, arguments in named]
+
+    def has_failed(self, index: int) -> bool:
+        """Whether something is said to be wrong with a call already."""
+        return any(failure["index"] == index for failure in self._failures)
+
+    def declare(self, problem: str, call_index: int | None) -> None:
+        """Say that the answer, or the arguments of one of its calls, does not meet its schema."""
+        self.finish_reason = "error"
+        if call_index is None:
+            self._problem = problem
+        else:
+            self._failures.append({"index": call_index, "code": "schema_not_met", "message": problem})
+
     def as_json(self) -> dict[str, Any]:
         """The ``message`` object: ``content`` is a string, or null when calls are all that was said."""
         message: dict[str, Any] = {"role": "assistant"}
@@ -153,6 +186,8 @@ class Message:
             message["tool_calls"] = [_call(begun, "".join(arguments)) for begun, arguments in calls]
         if self._failures:
             message["tool_call_errors"] = self._failures
+        if self._problem:
+            message["response_format_error"] = {"code": "schema_not_met", "message": self._problem}
         message["refusal"] = None
         return message
 

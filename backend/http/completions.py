@@ -7,6 +7,7 @@ Whatever can be refused is refused before the response begins, so a refusal has 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from aiohttp import web
 
@@ -14,6 +15,7 @@ from backend.config import BackendConfig
 from backend.engine.client import EngineDiedError, SequenceRefusedError
 from backend.http.answers import as_replica_error, send_stream, send_whole
 from backend.http.calls import Call, Calls, error_word
+from backend.http.checks import AnswerChecker
 from backend.http.demands import read_demands
 from backend.http.engine_port import Engine
 from backend.http.errors import ReplicaError
@@ -37,11 +39,17 @@ class Completions:
     """The handler of chat completions of one replica."""
 
     def __init__(
-        self, config: BackendConfig, state: ReplicaState, calls: Calls, telemetry: Telemetry
+        self,
+        config: BackendConfig,
+        state: ReplicaState,
+        calls: Calls,
+        checker: AnswerChecker,
+        telemetry: Telemetry,
     ) -> None:
         self._config = config
         self._state = state
         self._calls = calls
+        self._checker = checker
         self._telemetry = telemetry
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
@@ -59,9 +67,12 @@ class Completions:
         try:
             plan = await self._plan(request, rules, len(body), engine, prompts)
             first = await self._begin(call, plan, engine, prompts)
-            send = send_stream if request.stream else send_whole
-            return await send(http, call, first, self._calls, prompts.text.token_bytes,
-                              max_stall_s=self._config.max_write_stall_s)  # fmt: skip
+            table = prompts.text.token_bytes
+            if request.stream:
+                stall_s = self._config.max_write_stall_s
+                return await send_stream(http, call, first, self._calls, table, max_stall_s=stall_s)
+            check = partial(self._checker.check, rules=rules, request=request)
+            return await send_whole(http, call, first, self._calls, table, check=check)
         except asyncio.CancelledError:
             raise  # the reader has gone
         except BaseException as error:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from backend.text.answer_rules import AnswerRules, CallMarks
+from backend.text.json_schema import without_annotations
 
 _SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _LENIENT: Final = {"lenient": True, "coerce_one_of": True}
@@ -49,6 +50,7 @@ def write_grammar(
 
 def json_rule(schema: Any, *, is_lenient: bool = False) -> str:
     """The right side of a rule for JSON of a schema."""
+    schema = without_annotations(schema)
     members = dict(schema) if isinstance(schema, Mapping) else {} if schema else {"enum": []}
     # Replaces a member of this name: how strict a grammar is, is not for the request to say.
     members["x-guidance"] = _SPACING | _LENIENT if is_lenient else _SPACING

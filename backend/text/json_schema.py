@@ -7,6 +7,7 @@ ever ends. Such schemas are found here, and named by the place where they go wro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -21,6 +22,13 @@ _LISTS_OF_SCHEMAS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS_OF_SCHEMAS: Final = (
     "properties", "patternProperties", "dependentSchemas", "$defs", "definitions", "dependencies",
 )  # fmt: skip
+
+STANDARD_FORMATS: Final = frozenset({
+    "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6",
+    "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer",
+    "relative-json-pointer", "regex",
+})  # fmt: skip
+"""The values of ``format`` that JSON Schema 2020-12 defines; any other is an annotation to it."""
 
 # A schema whose references need more rounds than this to be judged was made to be hard.
 _MAX_ROUNDS: Final = 64
@@ -94,6 +102,25 @@ def _check_depth(schema: Any) -> None:
             waiting += [((*path, key), each) for key, each in value.items()]
         elif isinstance(value, list):
             waiting += [((*path, index), each) for index, each in enumerate(value)]
+
+
+def without_annotations(schema: Any) -> Any:
+    """A schema without the values of ``format`` that no specification defines: there they are annotations.
+
+    Those that JSON Schema defines stay, whether a compiler knows them or not. What is given stays as it was.
+    """
+    if find_schema(schema, _has_own_format) is None:
+        return schema
+    changed = deepcopy(schema)
+    for _, each in walk_schemas(changed):
+        if _has_own_format(each):
+            del each["format"]  # type: ignore[attr-defined]  # a copy, of plain JSON
+    return changed
+
+
+def _has_own_format(schema: Mapping[str, Any]) -> bool:
+    value = schema.get("format")
+    return isinstance(value, str) and value not in STANDARD_FORMATS
 
 
 class _Endings:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
+from backend.text.json_text import read_json
 
 _INDEX: Final = re.compile(r":\d+$")
 _NUMBER: Final = re.compile(r"_\d+$")
@@ -75,8 +75,8 @@ class DeclaredTools:
     def infer(self, arguments: str) -> str | None:
         """The one tool that these arguments fit; None when there is none, or more than one."""
         try:
-            value = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, RecursionError):
+            value = read_json(arguments or "{}")
+        except ValueError:
             return None
         if not isinstance(value, dict):
             return None
@@ -109,8 +109,8 @@ class ArgumentsText:
     def problem(self) -> str | None:
         """What is wrong with them, in one sentence; None when they are a JSON object."""
         try:
-            value = msgspec.json.decode(self.text)
-        except (msgspec.DecodeError, RecursionError) as error:
+            value = read_json(self.text)
+        except ValueError as error:
             return f"the arguments are not JSON: {error}"
         return None if isinstance(value, dict) else "the arguments are not a JSON object"
 

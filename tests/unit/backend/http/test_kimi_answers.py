@@ -274,3 +274,12 @@ async def test_a_model_without_marks_takes_no_tools(replica: Replica) -> None:
     assert answer.status == 400
     assert answer.json["error"]["param"] == "tools"
     assert (await replica.complete(tools=TOOLS, tool_choice="none")).status == 200
+
+
+async def test_numbers_that_no_float_holds_are_good_arguments(kimi: Replica) -> None:
+    """JSON has them, so a grammar may make them; no decoder's limits may break a call."""
+    said = '{"city":"\\ud800","days":1e999}'
+    say(kimi, f"</think>{section(call('functions.get_weather:0', said))}")
+    message = (await ask(kimi, tools=TOOLS)).json["choices"][0]["message"]
+    assert "tool_call_errors" not in message
+    assert message["tool_calls"][0]["function"]["arguments"] == said

@@ -8,6 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import jsonschema
@@ -17,6 +18,7 @@ from llguidance import LLTokenizer
 from backend.config import GrammarConfig
 from backend.text.answer_rules import AnswerRules, ContentRule, ToolRule
 from backend.text.grammar_compiler import BadGrammarError, CompilerBusyError, GrammarCompiler
+from backend.text.json_schema import STANDARD_FORMATS
 from tests.support.grammar_walks import (
     PARAM,
     Walk,
@@ -42,6 +44,8 @@ READ = ToolRule(
     False,
     "tools.1.function.parameters",
 )
+# Their good instances have properties in another order than the schema's, which is the one that answers have.
+OTHER_ORDER = frozenset({"Github_easy---o10094.json", "Kubernetes---kb_1147_Normalized.json"})
 THINK_END = tiny_text().tokenizer.special_tokens["</think>"]
 
 
@@ -62,7 +66,7 @@ async def grammar_of(compiler: GrammarCompiler, schema: Any) -> str:
         ({"$ref": "#/$defs/n", "$defs": {"n": {"$ref": "#/$defs/n"}}}, ".$ref", "leads back to itself"),
         ({"properties": {"a": {"not": {}}}}, ".properties.a.not", "not"),
         ({"items": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, ".items.oneOf", "oneOf"),
-        ({"properties": {"a": {"type": "string", "format": "odd"}}}, ".properties.a.format", "odd"),
+        ({"properties": {"a": {"type": "string", "format": "iri"}}}, ".properties.a.format", "iri"),
         ({"type": "strung"}, ".type", "strung"),
         ({"$ref": "http://example.com/schema"}, ".$ref", "http://example.com/schema"),
         ({"type": "string", "pattern": "(?=a)b"}, ".pattern", "regex"),
@@ -150,6 +154,35 @@ async def test_strict_tools_hold_while_the_rest_stays_free(compiler: GrammarComp
     assert error.value.param == "tools.1.function.parameters.not"
 
 
+@pytest.mark.parametrize("kind", ["int32", "color", "phone", "password", "odd", ""])
+async def test_a_format_that_no_specification_defines_is_an_annotation(
+    compiler: GrammarCompiler, kind: str
+) -> None:
+    inner = {"type": "string", "format": kind, "maxLength": 3}
+    schema = {"properties": {"format": inner, "b": {"enum": [{"format": kind}]}}, "format": kind}
+    grammar = await grammar_of(compiler, schema)
+    assert accepts(grammar, '{"format":"abc"}')
+    assert not accepts(grammar, '{"format":"abcd"}'), "other keywords beside it hold"
+    assert accepts(grammar, json.dumps({"b": {"format": kind}}, separators=(",", ":"))), (
+        "values are no schemas"
+    )
+    assert inner["format"] == kind, "the request's schema stays as it was"
+
+
+async def test_a_format_that_is_defined_is_kept_to_or_refused(compiler: GrammarCompiler) -> None:
+    """Whatever the library comes to know: no defined format is left out in silence."""
+    refused = []
+    for kind in sorted(STANDARD_FORMATS):
+        try:
+            grammar = await grammar_of(compiler, {"type": "string", "format": kind})
+        except BadGrammarError as error:
+            refused.append((kind, error.param))
+        else:
+            assert not accepts(grammar, '"no such thing {"'), kind
+    assert {param for _, param in refused} == {f"{PARAM}.format"}
+    assert len(refused) <= 9
+
+
 async def test_tools_that_are_not_strict_may_have_any_keyword(compiler: GrammarCompiler) -> None:
     odd = ToolRule(
         "f", {"properties": {"a": {"not": {"type": "null"}}}}, False, "tools.0.function.parameters"
@@ -207,10 +240,10 @@ async def test_a_compilation_is_bounded_in_time_and_others_are_not_blamed_for_it
 @pytest.mark.parametrize(
     ("share", "num_supported"),
     [
-        (0, 61),
+        (0, 62),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((1, 59), (2, 59), (3, 56), (4, 55), (5, 57))
+            for case in ((1, 63), (2, 60), (3, 57), (4, 57), (5, 60))
         ),
     ],
 )
@@ -230,15 +263,20 @@ async def test_real_schemas_are_met_or_refused(
             continue
         counts["supported"] += 1
         kind = jsonschema.validators.validator_for(case["schema"], default=jsonschema.Draft202012Validator)
-        validator = kind(case["schema"])
+        # As decimals, so that 65.41 is a multiple of 0.01.
+        validator = kind(json.loads(json.dumps(case["schema"]), parse_float=Decimal))
         for instance in case["tests"]:
             text = json.dumps(instance["data"], separators=(",", ":"), ensure_ascii=False)
-            assert accepts(grammar, text) == instance["valid"], (case["name"], instance["description"])
+            is_expected = instance["valid"] and case["name"] not in OTHER_ORDER
+            assert accepts(grammar, text) == is_expected, (case["name"], instance["description"])
         for _ in range(2):
             answer = Walk(grammar, rng).go(400)
             counts["complete" if answer is not None else "unfinished"] += 1
             if answer is not None:
-                assert not list(validator.iter_errors(json.loads(answer))), (case["name"], answer)
+                assert not list(validator.iter_errors(json.loads(answer, parse_float=Decimal))), (
+                    case["name"],
+                    answer,
+                )
         assert time.perf_counter() - started_at < 20, case["name"]
     assert counts["supported"] >= num_supported, counts
     assert counts["complete"] > counts["supported"], counts
