@@ -23,6 +23,7 @@ _COMMANDS = {
     "savings": ("embergate.commands.savings:savings", "Show what caching saved, and other price lists."),
     "rollups": ("embergate.commands.rollups:rollups", "Check or rebuild the sums that reports read."),
     "credit": ("embergate.commands.credit:credit", "Book prepaid credit and credit notes."),
+    "budgets": ("embergate.commands.budgets:budgets", "Limit what accounts and API tokens may spend."),
     "audit": ("embergate.commands.audit:audit", "Prove that usage, prices and ledger agree."),
     "models": ("embergate.commands.models:models", "List the catalog, prepare models, plan large ones."),
     "supervise": ("embergate.commands.supervise:supervise", ""),

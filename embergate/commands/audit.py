@@ -26,7 +26,8 @@ def audit(
 ) -> None:
     """Prove that usage, prices and ledger agree.
 
-    So must the sums that reports read, credits, receipts, and what replicas counted. The exit code is 0 when they do and 1 on any drift.
+    So must the sums that reports read, credits, receipts, and what replicas counted. The exit code is 0 when
+    they do and 1 on any drift.
     """
     layout = DataLayout(settings.data_dir)
     with open_store(settings) as store:
