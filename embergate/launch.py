@@ -19,6 +19,7 @@ from embergate.config import ModelConfig
 from embergate.config_file import CONFIG_VARIABLE, DATA_DIR_VARIABLE, Settings
 from embergate.dev_account import DevAccount, ensure_dev_account
 from embergate.embedded_model import prepare
+from embergate.embedding_model import prepare_embeddings
 from embergate.layout import DataLayout
 from embergate.log_rotation import open_log, rotate, tail
 from embergate.preflight import check_data_dir, check_ports, warn_of_slowness
@@ -56,6 +57,8 @@ def make_ready(settings: Settings, voice: Voice) -> tuple[InstanceLock, DevAccou
         check_ports(config)
         warn_of_slowness(config, voice)
         resolve_model(settings, voice)
+        if config.embedding_model is not None:
+            resolve_embedding_model(settings, config.embedding_model, voice)
         return lock, open_dev_account(settings)
     except BaseException:
         lock.release()
@@ -79,6 +82,20 @@ def resolve_model(settings: Settings, voice: Voice) -> Path:
         return prepare_tiny(DataLayout(settings.data_dir), model.tiny_form, voice)
     path = source_path(settings, model)
     if not path.exists():
+        raise Refusal(f"the model {model.id} is not at {path}: set its source in config.yaml.")
+    return path
+
+
+def resolve_embedding_model(settings: Settings, model: ModelConfig, voice: Voice) -> Path:
+    """The directory that local replicas of the embedding model ``model`` load; the embedded one is prepared.
+
+    Raises:
+        Refusal: when it is missing or cannot be prepared.
+    """
+    if model.is_embedded:
+        return prepare_embeddings(DataLayout(settings.data_dir), voice.say)
+    path = source_path(settings, model)
+    if not path.is_dir():
         raise Refusal(f"the model {model.id} is not at {path}: set its source in config.yaml.")
     return path
 

@@ -45,6 +45,11 @@ class DataLayout(msgspec.Struct, frozen=True):
         """The embedded model: its source and one checkpoint directory per form."""
         return self.models_dir / "smollm2-135m-instruct"
 
+    @property
+    def embedding_model(self) -> Path:
+        """The directory of the embedded embedding model."""
+        return self.models_dir / "all-minilm-l6-v2"
+
     def embedded_checkpoint(self, form: str) -> Path:
         """The checkpoint directory of the embedded model in ``form`` (``kimi`` or ``llama``)."""
         return self.embedded_dir / form

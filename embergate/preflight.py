@@ -58,6 +58,9 @@ def check_ports(config: Config) -> None:
     check_port(config.gateway.host, config.gateway.port, "gateway.port")
     for index in range(replicas.count):
         check_port(replicas.host, replicas.base_port + index, "replicas.base_port")
+    embeddings = config.embeddings
+    for index in range(len(config.embedding_addresses())):
+        check_port(embeddings.host, embeddings.base_port + index, "embeddings.base_port")
 
 
 def check_port(host: str, port: int, key: str) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 import uvloop
 from aiohttp import web
 
-from billing.accounts import AccountDirectory
+from billing.accounts import AccountDirectory, Principal
 from billing.budgets import BudgetBook
 from billing.config import BillingConfig
 from billing.daily_neurons import used_neurons
@@ -26,9 +26,11 @@ from billing.spool import Spool, read_spooled
 from billing.store import Store, StoreAwayError
 from billing.usage import UsageRecord
 from gateway.auth import Authenticator, SaltMaker
+from gateway.batches.assembly import BatchAssembly
+from gateway.batches.jobs import NATIVE_ENDPOINT
+from gateway.batches.runner import DeferredJournal, GivenCallers
 from gateway.budget_leases import BudgetLeases
 from gateway.budgets import Budgets
-from gateway.call import SurfaceForm
 from gateway.catalog import Catalog
 from gateway.client import ReplicaClient
 from gateway.config import GatewayConfig, ImagesConfig, LimitsConfig, ReplicaAddress, ServedModel
@@ -37,20 +39,17 @@ from gateway.edge.admission import BodyBudget
 from gateway.edge.aiohttp_exchange import expect_continue, serve_exchange
 from gateway.edge.server import EdgeServer
 from gateway.handlers.analytics import UsageRoutes
-from gateway.handlers.binding import BindingForm
 from gateway.handlers.catalog import CatalogRoutes
 from gateway.handlers.graphql import GraphQLRoutes
 from gateway.handlers.identity import IdentityRoutes
 from gateway.handlers.inference import InferenceRoutes
-from gateway.handlers.native import NativeForm
-from gateway.handlers.openai import OpenAIForm
 from gateway.handlers.ops import OpsRoutes, edge_refusal, envelop_errors
 from gateway.handlers.tomarkdown import MarkdownRoutes
 from gateway.images.addresses import AddressGuard
 from gateway.images.fetcher import ImageFetcher
 from gateway.images.intake import ImageIntake
 from gateway.inquiry import UsageInquiry
-from gateway.limits import AccountLimits, Admission
+from gateway.limits import AccountLimits, Admission, Demand
 from gateway.logs import AccessLog, configure_logging, stderr_writer
 from gateway.markdown.converter import Converter
 from gateway.metering import UsageJournal
@@ -62,9 +61,11 @@ from gateway.probes import HealthProber
 from gateway.reading import UsageReader
 from gateway.reconciliation import KnownRequests, Reconciler
 from gateway.replicas import Replica, ReplicaTable
-from gateway.routing import RendezvousRanking, RingRanking
-from gateway.secret_files import CACHE_SALT_SECRET, GATEWAY_ID, POOL_TOKEN, load_or_create
+from gateway.routing import Ranking, RendezvousRanking, RingRanking
+from gateway.secret_files import BATCH_WORKER_ID, CACHE_SALT_SECRET, GATEWAY_ID, POOL_TOKEN, load_or_create
+from gateway.surfaces import build_surfaces
 from gateway.telemetry import RequestTracing, Telemetry
+from gateway.wire.workers_ai import PLAIN_PATHS
 
 _log = logging.getLogger(__name__)
 
@@ -243,48 +244,85 @@ class Gateway:
         )
         self._reader = UsageReader(self._books.store, config.analytics)
         self._bodies = BodyBudget(config.max_buffered_body_bytes)
+        self._limits = AccountLimits(config.limits, time.monotonic_ns)
         self._pipeline = self._build_pipeline(loop.time)
+        self._item_pipeline = self._build_pipeline(loop.time, is_for_items=True)
+        self._surfaces = build_surfaces(self._catalog, config.limits)
+        self._batches = self._build_batches(load_or_create(data_dir / "secrets", BATCH_WORKER_ID))
         self.server = self._build_server(loop.time)
 
-    def _build_pipeline(self, clock: Callable[[], float]) -> Pipeline:
+    def _build_pipeline(self, clock: Callable[[], float], *, is_for_items: bool = False) -> Pipeline:
+        """The one request path. Items of batches were admitted when they were submitted, and their records
+        are written with their results; nobody need be asked for the counts of one that is broken off.
+        """
         config = self._config
         predictions = CachePredictions(config.routing.max_tracked_sessions)
         dispatcher = Dispatcher(
             self.table,
             self._client,
-            RingRanking() if config.routing.policy == "ring" else RendezvousRanking(),
+            self._build_ranking(),
             predictions,
             self._replica_headers,
             max_attempts=config.routing.max_attempts,
             whole_answer_timeout_s=config.upstream.request_timeout_s,
             clock=clock,
         )
-        limits = AccountLimits(config.limits, time.monotonic_ns)
+        inquiry = UsageInquiry(
+            self._client, self._replica_headers, abort_wait_s=config.metering.abort_usage_wait_s
+        )
+        if is_for_items:
+            inquiry.close()
         return Pipeline(
-            authenticator=self._authenticator,
+            authenticator=GivenCallers() if is_for_items else self._authenticator,
             catalog=self._catalog,
-            limits=limits,
-            admission=Admission((limits, self._neurons, self._budgets)),
+            limits=self._limits,
+            admission=Admission((*(() if is_for_items else (self._limits,)), self._neurons, self._budgets)),
             neurons=self._neurons,
             images=_build_intake(config.images, self._bodies),
             salts=self._salts,
             dispatcher=dispatcher,
             predictions=predictions,
-            inquiry=UsageInquiry(
-                self._client, self._replica_headers, abort_wait_s=config.metering.abort_usage_wait_s
-            ),
+            inquiry=inquiry,
             outbound_headers=self._telemetry.outbound_headers,
             rate_book=self._books.rate_book,
-            journal=self._journal,
+            journal=DeferredJournal() if is_for_items else self._journal,
             known=self._known,
         )
 
+    def _build_ranking(self) -> Ranking[Replica]:
+        return RingRanking() if self._config.routing.policy == "ring" else RendezvousRanking()
+
+    def _build_batches(self, owner: str) -> BatchAssembly:
+        surfaces = self._surfaces
+        return BatchAssembly(
+            self._config.batches,
+            owner,
+            store=self._books.store,
+            rate_book=self._books.rate_book,
+            catalog=self._catalog,
+            authenticator=self._authenticator,
+            admit=self._admit_submission,
+            pipeline=self._item_pipeline,
+            surfaces={NATIVE_ENDPOINT: surfaces["run"], "/v1/chat/completions": surfaces["v1"]},
+            table=self.table,
+            ranking=self._build_ranking(),  # its own: it is used in threads
+            client=self._client,
+            replica_headers=self._replica_headers,
+            telemetry=self._telemetry,
+        )
+
+    def _admit_submission(self, principal: Principal, model: str) -> None:
+        """Count a submission of a batch as one request. Raises Refusal."""
+        now_us = time.time_ns() // 1000
+        hold = self._limits.reserve(Demand(principal.account_id, principal.token_id, model, now_us, 0, 0))
+        hold.served()
+        hold.release()
+
     def _build_server(self, clock: Callable[[], float]) -> EdgeServer:
         config = self._config
-        max_choices = config.limits.max_choices
-        surfaces: dict[str, SurfaceForm] = {"run": NativeForm(max_choices), "v1": OpenAIForm(max_choices)}
-        surfaces["binding"] = BindingForm(max_choices)
-        inference = InferenceRoutes(self._pipeline, self._telemetry, surfaces, clock)
+        inference = InferenceRoutes(
+            self._pipeline, self._batches.calls, self._telemetry, self._surfaces, clock
+        )
         started_at = int(time.time())
         ops = OpsRoutes(
             self.table,
@@ -295,7 +333,7 @@ class Gateway:
             ledger_trouble=lambda: _UNWRITABLE if self._journal.has_failed else self._books.trouble,
             started_at=started_at,
         )
-        routes = [*self._build_analytics(), *self._build_plain_routes(started_at)]
+        routes = [*self._build_analytics(), *self._build_plain_routes(started_at), *self._batches.routes]
         return EdgeServer(
             config,
             inference.match,
@@ -345,6 +383,7 @@ class Gateway:
             self._journal.start()
             await self._prober.start()
             await self.server.start()
+            self._batches.worker.start()
         except BaseException:
             await self.stop()
             raise
@@ -355,7 +394,9 @@ class Gateway:
         """End requests in flight within the grace, then write, post and export everything that waits."""
         self._is_accepting = False
         await self.server.stop()
-        await self._pipeline.settle_all(self._config.metering.stop_usage_wait_s)
+        await self._batches.worker.stop()
+        for pipeline in (self._pipeline, self._item_pipeline):
+            await pipeline.settle_all(self._config.metering.stop_usage_wait_s)
         await self._prober.stop()
         if self._neuron_refresher is not None:
             await self._neuron_refresher.stop()
@@ -425,6 +466,8 @@ def _application(
     app.on_response_prepare.append(name_no_software)
     app.router.add_post("/run", infer, expect_handler=expect)
     app.router.add_post("/ai-gateway/run", infer, expect_handler=expect)
+    for path in PLAIN_PATHS:
+        app.router.add_post(path, infer, expect_handler=expect)
     for routes in more:
         routes.add_to(app.router)
     app.router.add_post("/client/v4/accounts/{resource:.*}", infer, expect_handler=expect, name="inference")

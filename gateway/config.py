@@ -10,6 +10,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from gateway.batches.config import BatchesConfig
+
 AtLeastOne = Annotated[int, Meta(ge=1)]
 
 TEXT_TASK: Final = "Text Generation"
@@ -102,12 +104,14 @@ class RateLimits(_Section, frozen=True):
 
 class LimitsConfig(_Section, frozen=True):
     """``accounts`` overrides ``default`` for single account ids; ``max_choices`` bounds ``n`` of one
-    request. ``neurons_refresh_s`` is how often the neurons that other gateways counted are looked up.
+    request, ``max_embedding_inputs`` its texts. ``neurons_refresh_s`` is how often the neurons that other
+    gateways counted are looked up.
     """
 
     default: RateLimits = RateLimits()
     accounts: dict[str, RateLimits] = {}
     max_choices: int = 8
+    max_embedding_inputs: AtLeastOne = 2048
     max_tracked_buckets: int = 100_000
     neurons_refresh_s: Annotated[float, Meta(gt=0)] = 30.0
 
@@ -214,6 +218,20 @@ class AnalyticsConfig(_Section, frozen=True):
     max_query_fields: AtLeastOne = 500
 
 
+class DashboardConfig(_Section, frozen=True):
+    """The pages below ``/dashboard``. ``is_cookie_secure`` lets browsers send the session over HTTPS only.
+
+    ``num_requests`` rows stand on a page of requests or batches; ``num_replica_requests`` of the newest
+    requests tell what replicas hit.
+    """
+
+    is_enabled: bool = True
+    session_ttl_s: AtLeastOne = 43_200
+    is_cookie_secure: bool = False
+    num_requests: AtLeastOne = 50
+    num_replica_requests: AtLeastOne = 20_000
+
+
 class GatewayConfig(_Section, frozen=True):
     """The edge as one process. ``max_buffered_body_bytes`` bounds the bodies of all requests together."""
 
@@ -236,6 +254,8 @@ class GatewayConfig(_Section, frozen=True):
     budgets: BudgetsConfig = BudgetsConfig()
     auth: AuthConfig = AuthConfig()
     metering: MeteringConfig = MeteringConfig()
+    batches: BatchesConfig = BatchesConfig()
     markdown: MarkdownConfig = MarkdownConfig()
     analytics: AnalyticsConfig = AnalyticsConfig()
+    dashboard: DashboardConfig = DashboardConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

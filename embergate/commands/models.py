@@ -10,10 +10,13 @@ from embergate.commands.model_tools import make_tiny, plan
 from embergate.config import ModelConfig
 from embergate.config_file import Settings
 from embergate.embedded_model import Form, find_damage, prepare
+from embergate.embedding_model import find_damage as find_embedding_damage
+from embergate.embedding_model import prepare_embeddings
 from embergate.launch import source_path
 from embergate.layout import DataLayout
 from embergate.preflight import check_data_dir
 from embergate.terminal import print_json, print_table, voice
+from gateway.config import EMBEDDINGS_TASK
 
 
 @click.group()
@@ -71,6 +74,9 @@ def _state(settings: Settings, model: ModelConfig) -> str:
     if model.tiny_form is not None:
         is_there = DataLayout(settings.data_dir).tiny_checkpoint(model.tiny_form).exists()
         return "ready" if is_there else "prepared at the first start"
+    if model.is_embedded and model.task == EMBEDDINGS_TASK:
+        damage = find_embedding_damage(DataLayout(settings.data_dir).embedding_model)
+        return "ready" if damage is None else "prepared at the first start"
     if not model.is_embedded:
         path = source_path(settings, model)
         return "ready" if path.exists() else f"missing: there is no {path}"
@@ -91,10 +97,15 @@ def _state(settings: Settings, model: ModelConfig) -> str:
 )
 @with_settings
 def prepare_models(settings: Settings, forms: tuple[Form, ...]) -> None:
-    """Download the embedded model once and write its checkpoint; mends what is damaged."""
+    """Download the embedded models once and write their checkpoints; mends what is damaged."""
     check_data_dir(settings.data_dir)
-    configured = list(dict.fromkeys(model.form for model in settings.config.models if model.is_embedded))
+    texts = [model for model in settings.config.models if model.task != EMBEDDINGS_TASK]
+    configured = list(dict.fromkeys(model.form for model in texts if model.is_embedded))
+    embeddings = settings.config.embedding_model
     with voice() as speaker:
         for form in forms or configured:
             checkpoint = prepare(DataLayout(settings.data_dir), form, speaker.progress, speaker.say)
             speaker.say(f"{form}: ready in {checkpoint}")
+        if embeddings is not None and embeddings.is_embedded:
+            directory = prepare_embeddings(DataLayout(settings.data_dir), speaker.say)
+            speaker.say(f"embeddings: ready in {directory}")

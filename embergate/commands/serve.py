@@ -14,7 +14,7 @@ from billing.store import StoreError
 from embergate.commands.context import with_settings
 from embergate.config_file import Settings
 from embergate.eyesight import served_models
-from embergate.launch import resolve_model
+from embergate.launch import resolve_embedding_model, resolve_model
 from embergate.layout import DataLayout
 from embergate.lifeline import LIFELINE_VARIABLE, hold_lifeline
 from embergate.refusal import Refusal
@@ -63,6 +63,26 @@ def replica(context: click.Context, settings: Settings, index: int) -> None:
         model_path = resolve_model(settings, speaker)
     pool_token = load_or_create(DataLayout(settings.data_dir).secrets_dir, POOL_TOKEN)
     context.exit(run(settings.config.backend_config(index, model_path=model_path, pool_token=pool_token)))
+
+
+@serve.command()
+@click.option(
+    "--index", type=click.IntRange(min=0), default=0, show_default=True, help="Which embedding replica."
+)
+@with_settings
+@click.pass_context
+def embeddings(context: click.Context, settings: Settings, index: int) -> None:
+    """Run one local replica of the embedding model."""
+    config = settings.config
+    _hold(config.embeddings.shutdown_grace_s)
+    from backend.embeddings.server import run
+
+    if config.embedding_model is None:
+        raise Refusal("no embedding model is configured: see models and embeddings.count in config.yaml.")
+    with voice() as speaker:
+        model_path = resolve_embedding_model(settings, config.embedding_model, speaker)
+    pool_token = load_or_create(DataLayout(settings.data_dir).secrets_dir, POOL_TOKEN)
+    context.exit(run(config.embedding_config(index, model_path=model_path, pool_token=pool_token)))
 
 
 def _hold(grace_s: float) -> None:

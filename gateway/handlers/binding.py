@@ -5,9 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from billing.usage import Surface
+from gateway.catalog import Catalog
 from gateway.errors import Refusal
 from gateway.wire.binding import decode_run, encode_refusal
-from gateway.wire.openai import DONE_FRAME, ChatRequest, decode_chat, frame, with_usage
+from gateway.wire.embeddings import EmbeddingsRequest
+from gateway.wire.openai import DONE_FRAME, ChatRequest, frame, with_usage
+from gateway.wire.run_body import RunLimits, decode_run_body
 from gateway.wire.workers_ai import native_tail
 
 
@@ -16,17 +19,20 @@ class BindingForm:
 
     name: Surface = "binding"
 
-    def __init__(self, max_choices: int) -> None:
-        self._max_choices = max_choices
+    def __init__(self, catalog: Catalog, limits: RunLimits) -> None:
+        self._catalog = catalog
+        self._limits = limits
 
-    def decode(self, body: bytes, path_model: str | None, query: str) -> ChatRequest:
+    def decode(self, body: bytes, path_model: str | None, query: str) -> ChatRequest | EmbeddingsRequest:
         run = decode_run(body, query)
-        chat = decode_chat(
-            run.inputs, path_model=path_model, allows_prompt=True, max_choices=self._max_choices
-        )
+        chat = decode_run_body(run.inputs, path_model, self._catalog, self._limits, is_enveloped=False)
         options = run.options
         if options is None:
             return chat
+        if isinstance(chat, EmbeddingsRequest):
+            return msgspec.structs.replace(
+                chat, options=options, rejects_if_busy=bool(options.reject_if_busy)
+            )
         return msgspec.structs.replace(
             chat,
             body=msgspec.structs.replace(chat.body, options=options),

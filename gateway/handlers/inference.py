@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from gateway.call import Call, SurfaceForm
 from gateway.edge.exchange import Exchange, Handler
 from gateway.errors import Reason, Refusal, no_route
+from gateway.handlers.native_batches import BatchCalls
 from gateway.pipeline import Pipeline
 from gateway.responses import refusal_headers
 from gateway.telemetry import Telemetry
@@ -25,11 +26,13 @@ class InferenceRoutes:
     def __init__(
         self,
         pipeline: Pipeline,
+        batches: BatchCalls,
         telemetry: Telemetry,
         surfaces: dict[str, SurfaceForm],
         clock: Callable[[], float],
     ) -> None:
         self._pipeline = pipeline
+        self._batches = batches
         self._telemetry = telemetry
         self._surfaces = surfaces
         self._clock = clock
@@ -55,7 +58,8 @@ class InferenceRoutes:
         call = Call(exchange, self._surfaces[target.surface], account_id, model, self._clock())
         self._telemetry.started(call)
         try:
-            await self._pipeline.serve(call)
+            if not await self._batches.answer(call):
+                await self._pipeline.serve(call)
         except Refusal as refusal:
             self._refuse(call, refusal)
         except Exception:  # noqa: BLE001 - the top guard: every request gets an answer

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from billing.usage import Surface
-from gateway.errors import Refusal, bad_input
-from gateway.wire.openai import DONE_FRAME, ChatRequest, decode_chat, frame, with_usage
+from gateway.catalog import Catalog
+from gateway.errors import Refusal
+from gateway.wire.embeddings import EmbeddingsRequest
+from gateway.wire.openai import DONE_FRAME, ChatRequest, frame, with_usage
+from gateway.wire.run_body import RunLimits, decode_run_body
 from gateway.wire.workers_ai import encode_refusal, envelop, native_tail
 
 
@@ -13,13 +16,12 @@ class NativeForm:
 
     name: Surface = "run"
 
-    def __init__(self, max_choices: int) -> None:
-        self._max_choices = max_choices
+    def __init__(self, catalog: Catalog, limits: RunLimits) -> None:
+        self._catalog = catalog
+        self._limits = limits
 
-    def decode(self, body: bytes, path_model: str | None, query: str) -> ChatRequest:
-        if "queueRequest=true" in query:
-            raise bad_input("queueRequest", "asynchronous batches are not available here")
-        return decode_chat(body, path_model=path_model, allows_prompt=True, max_choices=self._max_choices)
+    def decode(self, body: bytes, path_model: str | None, query: str) -> ChatRequest | EmbeddingsRequest:
+        return decode_run_body(body, path_model, self._catalog, self._limits, is_enveloped=True)
 
     def completion(self, completion: bytes, usage: bytes) -> bytes:
         return envelop(with_usage(completion, usage))

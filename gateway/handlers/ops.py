@@ -15,6 +15,7 @@ from billing.usage import new_request_id
 from gateway.auth import Authenticator
 from gateway.call import ray_of
 from gateway.catalog import Catalog
+from gateway.config import EMBEDDINGS_TASK
 from gateway.edge.aiohttp_exchange import BodiesFullError
 from gateway.edge.exchange import Headers
 from gateway.errors import Reason, Refusal, bodies_full, method_not_allowed, no_route, too_large
@@ -60,6 +61,7 @@ class OpsRoutes:
         router.add_get("/ready", self.ready)
         router.add_get("/metrics", self.metrics)
         router.add_get("/client/v4/accounts/{account_id}/ai/v1/models", self.models)
+        router.add_get("/v1/models", self.models)
         router.add_route("*", "/{path:.*}", self.no_route, name="no-route")
 
     async def health(self, request: web.Request) -> web.Response:
@@ -69,7 +71,7 @@ class OpsRoutes:
     async def ready(self, request: web.Request) -> web.Response:
         """200 when all is well: some replica is ready, usage is posted, and the gateway is not stopping."""
         trouble = self._ledger_trouble()
-        is_ready = self._is_accepting() and self._table.num_ready > 0 and not trouble
+        is_ready = self._is_accepting() and self._has_ready_replica() and not trouble
         replicas = {
             replica.id: {"health": replica.health, "num_in_flight": replica.num_in_flight}
             for replica in self._table.replicas
@@ -77,6 +79,12 @@ class OpsRoutes:
         status = "ready" if is_ready else "unavailable"
         body = msgspec.json.encode({"status": status, "ledger": trouble or "ok", "replicas": replicas})
         return web.Response(status=200 if is_ready else 503, body=body, content_type=_JSON)
+
+    def _has_ready_replica(self) -> bool:
+        """Whether any model that generates text can be served; others come and go without the gateway."""
+        texts = [model.id for model in self._catalog.models if model.task != EMBEDDINGS_TASK]
+        serving = (self._table.serving(model) for model in texts)
+        return any(replica.health == "ready" for replicas in serving for replica in replicas)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""
@@ -88,7 +96,7 @@ class OpsRoutes:
         """The OpenAI model list, an extension: ids and aliases that requests may name."""
         try:
             await self._authenticator.authenticate(
-                request.headers.get("authorization"), request.match_info["account_id"]
+                request.headers.get("authorization"), request.match_info.get("account_id", "")
             )
         except Refusal as refusal:
             return _refusal_response(refusal)

@@ -42,6 +42,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     input: str | list[str | int | list[int]] | None = None
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = None
+    truncate_inputs: bool | None = None
     user: str | None = None
     options: RunOptions | None = None
 
@@ -55,6 +56,7 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Pooling | None = None
     dimensions: int | None = None
     truncates: bool = False
+    input_field: str = "input"
     options: RunOptions | None = None
     answer_form: AnswerForm | None = None
     is_stream: bool = False
@@ -79,6 +81,7 @@ class _Vectors(msgspec.Struct, frozen=True):
 _native_decoder = msgspec.json.Decoder(NativeBody)
 _openai_decoder = msgspec.json.Decoder(OpenAIBody)
 _vectors_decoder = msgspec.json.Decoder(_Vectors)
+_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class NativeVectors:
@@ -126,6 +129,7 @@ def decode_native(
         inputs=list(texts),
         pooling=body.pooling,
         truncates=bool(body.truncate_inputs),
+        input_field="text",
         options=body.options,
         rejects_if_busy=bool(body.options and body.options.reject_if_busy),
         answer_form=NativeVectors(is_enveloped=is_enveloped),
@@ -146,6 +150,7 @@ def decode_openai(raw: bytes, *, max_inputs: int) -> EmbeddingsRequest:
         inputs=inputs,
         encoding_format=body.encoding_format or "float",
         dimensions=body.dimensions,
+        truncates=bool(body.truncate_inputs),
         options=body.options,
         rejects_if_busy=bool(body.options and body.options.reject_if_busy),
     )
@@ -187,3 +192,12 @@ def _check_inputs(pointer: str, inputs: Sequence[str | list[int]], max_inputs: i
     for index, text in enumerate(inputs):
         if not text:
             raise bad_input(f"{pointer}/{index}", "must not be empty")
+
+
+def openai_list(completion: bytes, usage: bytes) -> bytes:
+    """A replica's answer as OpenAI's list of embeddings."""
+    members = _object_decoder.decode(completion)
+    for name in ("dimensions", "pooling"):
+        members.pop(name, None)
+    members["usage"] = msgspec.Raw(usage)
+    return msgspec.json.encode(members)

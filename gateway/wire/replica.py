@@ -65,6 +65,7 @@ def encode_embeddings(
             pooling=request.pooling,
             dimensions=request.dimensions,
             truncates=request.truncates,
+            input_field=request.input_field,
             billing_context=billing_context,
             account_id=account_id,
             reject_if_busy=request.rejects_if_busy,

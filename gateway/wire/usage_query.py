@@ -77,6 +77,12 @@ def encode_cursor(after: Keyset | None) -> str | None:
     return None if after is None else base64.urlsafe_b64encode(msgspec.json.encode(after)).decode()
 
 
+def decode_request_cursor(text: str) -> tuple[int, str] | None:
+    """Where a page of single requests goes on; None at the beginning. Raises Refusal: 400."""
+    after = _cursor(text, None)
+    return None if after is None else (int(after[0]), str(after[1]))
+
+
 def _grouping(text: str) -> tuple[Dimension, ...] | None:
     if text == REQUESTS:
         return None

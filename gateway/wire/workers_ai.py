@@ -14,7 +14,16 @@ GATEWAY_RUN_PATH = "/ai-gateway/run"
 
 _ACCOUNTS = "/client/v4/accounts/"
 _RUN = "ai/run"
-_CHAT_COMPLETIONS = "ai/v1/chat/completions"
+_V1_SURFACES = MappingProxyType(
+    {
+        "chat/completions": "v1",
+        "embeddings": "embeddings",
+    }
+)
+"""Paths of OpenAI's API -> surfaces; below ``/v1`` alone they are called ``plain`` ones."""
+
+PLAIN_PATHS = tuple(f"/v1/{path}" for path in _V1_SURFACES)
+_RESOURCES = MappingProxyType({f"ai/v1/{path}": surface for path, surface in _V1_SURFACES.items()})
 _MAX_SESSION_CHARS = 256
 
 
@@ -32,6 +41,7 @@ _SHORT_TARGETS = MappingProxyType(
     {
         "/run": RunTarget("", "binding", None),
         GATEWAY_RUN_PATH: RunTarget("", "binding", None),
+        **{f"/v1/{path}": RunTarget("", f"plain {surface}", None) for path, surface in _V1_SURFACES.items()},
     }
 )
 """Paths that name no account."""
@@ -41,6 +51,7 @@ class RunOptions(msgspec.Struct, frozen=True, rename="camel"):
     """``options`` of a request body; unknown ones are ignored."""
 
     reject_if_busy: bool | None = None
+    queue_request: bool | None = None
     session_affinity: str | None = None
     headers: dict[str, str] | None = None
 
@@ -80,8 +91,9 @@ def parse_target(path: str) -> RunTarget | None:
     account_id, _, resource = path[len(_ACCOUNTS) :].partition("/")
     if not account_id:
         return None
-    if resource == _CHAT_COMPLETIONS:
-        return RunTarget(account_id, "v1", None)
+    surface = _RESOURCES.get(resource)
+    if surface is not None:
+        return RunTarget(account_id, surface, None)
     if not resource.startswith(_RUN):
         return None
     model = resource[len(_RUN) :]

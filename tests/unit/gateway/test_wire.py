@@ -38,6 +38,7 @@ ROOT = "/client/v4/accounts/"
         ("a/ai/run", RunTarget("a", "run", None)),
         ("a/ai/run/", RunTarget("a", "run", None)),
         ("a/ai/v1/chat/completions", RunTarget("a", "v1", None)),
+        ("a/ai/v1/embeddings", RunTarget("a", "embeddings", None)),
         ("a/ai/runs/x", None),
         ("a/ai/v1/models", None),
         ("a/ai/v1/chat/completions/", None),
@@ -52,7 +53,9 @@ def test_paths(path: str, target: RunTarget | None) -> None:
 
 
 def test_paths_elsewhere() -> None:
-    assert parse_target("/v1/chat/completions") is None
+    assert parse_target("/v1/chat/completions") == RunTarget("", "plain v1", None)
+    assert parse_target("/v1/embeddings") == RunTarget("", "plain embeddings", None)
+    assert parse_target("/v1/nothing") is None
     assert parse_target("/") is None
     assert parse_target("/run") == parse_target("/ai-gateway/run") == RunTarget("", "binding", None)
     assert parse_target("/run/") is None
