@@ -25,6 +25,7 @@ _COMMANDS = {
     "credit": ("embergate.commands.credit:credit", "Book prepaid credit and credit notes."),
     "budgets": ("embergate.commands.budgets:budgets", "Limit what accounts and API tokens may spend."),
     "audit": ("embergate.commands.audit:audit", "Prove that usage, prices and ledger agree."),
+    "batches": ("embergate.commands.batches:batches", "Look at asynchronous batches, and cancel them."),
     "models": ("embergate.commands.models:models", "List the catalog, prepare models, plan large ones."),
     "supervise": ("embergate.commands.supervise:supervise", ""),
 }

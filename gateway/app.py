@@ -62,7 +62,7 @@ from gateway.reading import UsageReader
 from gateway.reconciliation import KnownRequests, Reconciler
 from gateway.replicas import Replica, ReplicaTable
 from gateway.routing import Ranking, RendezvousRanking, RingRanking
-from gateway.secret_files import BATCH_WORKER_ID, CACHE_SALT_SECRET, GATEWAY_ID, POOL_TOKEN, load_or_create
+from gateway.secret_files import CACHE_SALT_SECRET, GATEWAY_ID, POOL_TOKEN, load_or_create
 from gateway.surfaces import build_surfaces
 from gateway.telemetry import RequestTracing, Telemetry
 from gateway.wire.workers_ai import PLAIN_PATHS
@@ -234,11 +234,12 @@ class Gateway:
             timeout_s=config.upstream.idle_timeout_s,
         )
         self._neurons, self._neuron_refresher = _build_neurons(config.limits, billing, self._books.store)
+        gateway_id = load_or_create(data_dir / "secrets", GATEWAY_ID)
         self._budgets = Budgets(self._books.rate_book, lambda: self._budget_leases.want())
         self._budget_leases = BudgetLeases(
             self._budgets,
             BudgetBook(self._books.store),
-            load_or_create(data_dir / "secrets", GATEWAY_ID),
+            gateway_id,
             config.budgets,
             left_over=self._books.left_over,
         )
@@ -248,7 +249,7 @@ class Gateway:
         self._pipeline = self._build_pipeline(loop.time)
         self._item_pipeline = self._build_pipeline(loop.time, is_for_items=True)
         self._surfaces = build_surfaces(self._catalog, config.limits)
-        self._batches = self._build_batches(load_or_create(data_dir / "secrets", BATCH_WORKER_ID))
+        self._batches = self._build_batches(gateway_id)
         self.server = self._build_server(loop.time)
 
     def _build_pipeline(self, clock: Callable[[], float], *, is_for_items: bool = False) -> Pipeline:
@@ -303,7 +304,11 @@ class Gateway:
             authenticator=self._authenticator,
             admit=self._admit_submission,
             pipeline=self._item_pipeline,
-            surfaces={NATIVE_ENDPOINT: surfaces["run"], "/v1/chat/completions": surfaces["v1"]},
+            surfaces={
+                NATIVE_ENDPOINT: surfaces["run"],
+                "/v1/chat/completions": surfaces["v1"],
+                "/v1/embeddings": surfaces["embeddings"],
+            },
             table=self.table,
             ranking=self._build_ranking(),  # its own: it is used in threads
             client=self._client,

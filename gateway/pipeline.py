@@ -15,14 +15,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
 from backend.wire import TokenUsage
+from billing.accounts import Principal
 from billing.rates import RateBook
-from billing.usage import InvalidUsageError, Status
-from gateway.auth import Authenticator, SaltMaker
+from billing.usage import InvalidUsageError, Status, UsageRecord
+from gateway.auth import SaltMaker
 from gateway.call import Answer, Call, Interruption
 from gateway.catalog import Catalog
 from gateway.demand import demand_of
@@ -31,7 +32,7 @@ from gateway.errors import Refusal, aborted, body_encoding, metering_unavailable
 from gateway.images.intake import ImageIntake
 from gateway.inquiry import UsageInquiry
 from gateway.limits import AccountLimits, Admission
-from gateway.metering import MeteringUnavailableError, UsageJournal
+from gateway.metering import MeteringUnavailableError
 from gateway.neurons import DailyNeurons
 from gateway.predictions import CachePredictions
 from gateway.reconciliation import KnownRequests
@@ -46,6 +47,26 @@ from gateway.wire.workers_ai import affinity_of, session_label
 _log = logging.getLogger(__name__)
 
 
+class CallerCheck(Protocol):
+    """Who is calling; see :class:`gateway.auth.Authenticator`."""
+
+    async def authenticate(self, authorization: str | None, account_id: str) -> Principal:
+        """Raises Refusal."""
+
+
+class Journal(Protocol):
+    """Where usage records become durable; see :class:`gateway.metering.UsageJournal`."""
+
+    @property
+    def is_full(self) -> bool: ...
+
+    @property
+    def is_failing(self) -> bool: ...
+
+    async def commit(self, record: UsageRecord) -> None:
+        """Raises MeteringUnavailableError."""
+
+
 class Pipeline:
     """Serves calls. Every part is given; ``outbound_headers`` are a call's further headers to replicas
     (tracing).
@@ -54,7 +75,7 @@ class Pipeline:
     def __init__(
         self,
         *,
-        authenticator: Authenticator,
+        authenticator: CallerCheck,
         catalog: Catalog,
         limits: AccountLimits,
         admission: Admission,
@@ -66,7 +87,7 @@ class Pipeline:
         inquiry: UsageInquiry,
         outbound_headers: Callable[[Call], tuple[tuple[str, str], ...]],
         rate_book: RateBook,
-        journal: UsageJournal,
+        journal: Journal,
         known: KnownRequests,
     ) -> None:
         self._authenticator = authenticator

@@ -28,6 +28,9 @@ from gateway.wire.replica import USAGES_PATH, BillingContext, decode_billing_con
 _log = logging.getLogger(__name__)
 
 _MICROS = 1_000_000
+_RECORDED_WITH_RESULT = "batch"
+"""Items of batches are run again until they have a result, and their usage is written with it."""
+
 _PASSES_AFTER_S = (0.0, 1.0, 5.0, 15.0)
 
 
@@ -136,6 +139,7 @@ class Reconciler:
             for usage in page.usages
             if usage.request_id not in self._known
             and (record := _record_of(usage, page.replica_id)) is not None
+            and record.surface != _RECORDED_WITH_RESULT
         ]
         if not records:
             return 0

@@ -281,7 +281,7 @@ async def test_batches_are_refused_and_never_run_as_something_else(gateway: Harn
     """Complaint E10: no silent other mode."""
     reply = await gateway.chat(path=f"{RUN}?queueRequest=true")
     assert_inference_refusal(reply, 400, 5006)
-    assert "'queueRequest'" in message_of(reply)
+    assert "'/requests': is required with queueRequest" in message_of(reply)
 
 
 async def test_an_empty_body(gateway: Harness) -> None:
