@@ -26,9 +26,10 @@ from billing.usage import InvalidUsageError, Status, UsageRecord
 from gateway.auth import SaltMaker
 from gateway.call import Answer, Call, Interruption
 from gateway.catalog import Catalog
+from gateway.config import EMBEDDINGS_TASK
 from gateway.demand import demand_of
 from gateway.dispatch import Dispatcher, start_stream
-from gateway.errors import Refusal, aborted, body_encoding, metering_unavailable, no_capacity
+from gateway.errors import Refusal, aborted, bad_input, body_encoding, metering_unavailable, no_capacity
 from gateway.images.intake import ImageIntake
 from gateway.inquiry import UsageInquiry
 from gateway.limits import AccountLimits, Admission
@@ -123,6 +124,7 @@ class Pipeline:
         call.request = call.surface.decode(exchange.body, call.path_model, exchange.query)
         call.model = self._catalog.find(call.request.model)
         call.model_id = call.model.id
+        _check_task(call)
         call.images = self._images.plan(call.request, call.model)
         if self._journal.is_full:
             raise no_capacity()
@@ -310,6 +312,13 @@ class Pipeline:
             form = call.request.answer_form
             call.exchange.write(error_frame(code, message) if form is None else form.failure(code, message))
             call.exchange.abort()
+
+
+def _check_task(call: Call) -> None:
+    """Raises Refusal: 400, when the model does something else than what is asked for here."""
+    model = call.model
+    if (model.task == EMBEDDINGS_TASK) != isinstance(call.request, EmbeddingsRequest):
+        raise bad_input("/model", f"{model.id} is for {model.task}, which this route is not")
 
 
 def _derived_key(call: Call) -> str:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.support.fake_replica import FakeReplica
-from tests.support.gateway_harness import ALIAS, MODEL, Harness
+from tests.support.gateway_harness import ALIAS, EMBEDDINGS, MODEL, Harness
 
 RUN = f"/run/{MODEL}"
 NEURONS = 1.2909  # (12 - 4) x 54545 + 4 x 9091 + 3 x 272727, in millionths, to four decimals
@@ -155,7 +155,7 @@ async def test_model_list_is_an_extension(gateway: Harness) -> None:
     reply = await gateway.get("/v1/models")
     assert reply.status == 200
     assert reply.json["object"] == "list"
-    assert {model["id"] for model in reply.json["data"]} == {MODEL, ALIAS}
+    assert {model["id"] for model in reply.json["data"]} == {MODEL, ALIAS, EMBEDDINGS}
 
 
 async def test_every_route_also_works_on_a_connection_that_aiohttp_took_over(gateway: Harness) -> None:

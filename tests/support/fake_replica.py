@@ -68,6 +68,7 @@ class FakeReplica:
     async def start(self, port: int = 0) -> None:
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/embeddings", self._embed)
         app.router.add_post("/abort", self._abort)
         app.router.add_get("/health", self._health)
         app.router.add_get("/usages", self._usages)
@@ -166,6 +167,36 @@ class FakeReplica:
             await response.write(b"data: " + msgspec.json.encode(final) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    async def _embed(self, request: web.Request) -> web.Response:
+        """Two dimensions: the length of a text, and its number."""
+        body = await request.json()
+        self.requests.append(body)
+        script = self.script
+        if script.status != 200:
+            detail = script.error or ErrorDetail(message="refused", code="queue_full")
+            return web.Response(status=script.status, body=msgspec.json.encode(ErrorBody(detail)))
+        is_base64 = body.get("encoding_format") == "base64"
+        data = [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": "AACAPwAAAAA=" if is_base64 else [float(len(text)), float(index)],
+            }
+            for index, text in enumerate(body["inputs"])
+        ]
+        self._generated[body["request_id"]] = 0
+        self._remember(body, script, "stop")
+        usage = TokenUsage.of(prompt=script.prompt_tokens, completion=0)
+        answer = {
+            "object": "list",
+            "data": data,
+            "model": body["model"],
+            "dimensions": 2,
+            "pooling": body.get("pooling", "mean"),
+            "usage": usage,
+        }
+        return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
 
     async def _abort(self, request: web.Request) -> web.Response:
         request_id = msgspec.json.decode(await request.read(), type=AbortRequest).request_id

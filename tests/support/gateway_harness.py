@@ -23,6 +23,7 @@ from billing.store import Store
 from billing.usage import UsageRecord
 from gateway.app import Gateway
 from gateway.config import (
+    EMBEDDINGS_TASK,
     AuthConfig,
     GatewayConfig,
     HealthConfig,
@@ -42,13 +43,18 @@ TOKEN = "token-of-the-account-0123456789abcdef"
 OTHER_TOKEN = "token-of-another-0123456789abcdef00"
 MODEL = "@cf/moonshotai/kimi-k2.5"
 ALIAS = "@cf/moonshotai/kimi-k2.6"
+EMBEDDINGS = "@cf/baai/bge-small-en-v1.5"
 
-MODELS = [ServedModel(id=MODEL, aliases=[ALIAS], max_model_len=4096, default_max_tokens=256)]
+MODELS = [
+    ServedModel(id=MODEL, aliases=[ALIAS], max_model_len=4096, default_max_tokens=256),
+    ServedModel(id=EMBEDDINGS, task=EMBEDDINGS_TASK, max_model_len=512),
+]
 BILLING = BillingConfig(
     rate_cards=[
         RateCardConfig(
             model=MODEL, effective_from="2026-01-01", input="0.60", output="3.00", cached_input="0.10"
-        )
+        ),
+        RateCardConfig(model=EMBEDDINGS, effective_from="2026-01-01", input="0.02025", output="0"),
     ],
     spool=SpoolConfig(post_interval_s=0.01),
 )
