@@ -21,11 +21,11 @@ WITH_MODEL = $(if $(filter command,$(origin MODEL)),EMBERGATE_MODEL='$(MODEL)')
 PYTEST_ARGS ?=
 
 DATA_DIR := $(or $(EMBERGATE_DATA_DIR),.embergate)
-FAST := not slow and not model and not e2e and not chaos and not gpu
+FAST := not slow and not model and not e2e and not chaos and not gpu and not clients
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install up down status logs model test test-fast fast-tests bench-engine bench-gateway load \
+.PHONY: help install up down status logs model test test-fast fast-tests test-clients bench-engine bench-gateway load \
         fmt lint type arch docs
 
 help: ## List the verbs.
@@ -93,6 +93,10 @@ test-fast: ## Run the quick checks and tests, installing nothing; under two minu
 
 fast-tests:
 	$(BIN)/pytest -q -m "$(FAST)" $(PYTEST_ARGS)
+
+test-clients: $(VENV)/.installed-dev model ## Run real clients, which it installs from npm and PyPI, against a gateway.
+	@command -v npm >/dev/null || { echo "The clients need npm, which comes with Node.js: install it." >&2; exit 1; }
+	$(BIN)/pytest -q -m clients tests/clients $(PYTEST_ARGS)
 
 bench-engine: $(VENV)/.installed-dev model ## Measure the engine.
 	@$(BIN)/python -m tests.bench.bench_engine
