@@ -38,6 +38,7 @@ from gateway.dispatch import Dispatcher
 from gateway.edge.admission import BodyBudget
 from gateway.edge.aiohttp_exchange import expect_continue, serve_exchange
 from gateway.edge.server import EdgeServer
+from gateway.handlers.ai_gateway import AiGatewayRoutes
 from gateway.handlers.analytics import UsageRoutes
 from gateway.handlers.catalog import CatalogRoutes
 from gateway.handlers.graphql import GraphQLRoutes
@@ -354,6 +355,7 @@ class Gateway:
         return [
             UsageRoutes(self._authenticator, self._reader, config, currency),
             GraphQLRoutes(self._authenticator, self._reader, config),
+            AiGatewayRoutes(self._authenticator, self._reader, self._public_url),
         ]
 
     def _build_plain_routes(self, started_at: int) -> list[Routes]:
@@ -370,6 +372,12 @@ class Gateway:
                 max_body_bytes=config.max_body_bytes,
             ),
         ]
+
+    def _public_url(self) -> str:
+        config = self._config
+        host = "127.0.0.1" if config.host in ("0.0.0.0", "::", "") else config.host
+        host = f"[{host}]" if ":" in host else host
+        return config.public_url.rstrip("/") or f"http://{host}:{self.server.port}"
 
     async def start(self) -> None:
         """Post what an earlier process left, find ready replicas, and listen; undone when that fails.

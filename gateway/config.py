@@ -233,10 +233,13 @@ class DashboardConfig(_Section, frozen=True):
 
 
 class GatewayConfig(_Section, frozen=True):
-    """The edge as one process. ``max_buffered_body_bytes`` bounds the bodies of all requests together."""
+    """The edge as one process. ``max_buffered_body_bytes`` bounds the bodies of all requests together;
+    ``public_url`` is where clients reach it, when that is not ``host`` and ``port``.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8787
+    public_url: str = ""
     max_body_bytes: int = 32 * 1024 * 1024
     max_buffered_body_bytes: int = 512 * 1024 * 1024
     max_header_bytes: int = 32 * 1024
