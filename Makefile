@@ -17,6 +17,8 @@ SPAWN_RATE ?= 4
 RUN_TIME ?= 60s
 # make up MODEL=kimi-k2.5-tiny serves another model of config.yaml; set on make's own command line only.
 WITH_MODEL = $(if $(filter command,$(origin MODEL)),EMBERGATE_MODEL='$(MODEL)')
+# make simulate SIMULATE_ARGS="--replicas 64 --sessions 20000" (see embergate simulate run --help).
+SIMULATE_ARGS ?=
 # Further arguments for pytest, such as PYTEST_ARGS="-k routing".
 PYTEST_ARGS ?=
 
@@ -26,7 +28,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help install up down status logs model test test-fast fast-tests test-clients bench-engine bench-gateway load \
-        fmt lint type arch docs
+        simulate fmt lint type arch docs
 
 help: ## List the verbs.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +52,10 @@ load: $(VENV)/.installed-dev ## Let simulated agents loose on what runs (USERS, 
 	@set -a; . $(DATA_DIR)/dev.env; set +a; \
 	$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary \
 	    --users $(USERS) --spawn-rate $(SPAWN_RATE) --run-time $(RUN_TIME) --host "$$EMBERGATE_URL"
+
+simulate: $(VENV)/.installed-dev ## Simulate a fleet under several routing policies, with a page of plots (SIMULATE_ARGS).
+	@mkdir -p $(DATA_DIR)
+	@$(BIN)/embergate simulate run --report $(DATA_DIR)/simulation.html $(SIMULATE_ARGS)
 
 # --- installing ----------------------------------------------------------------------------------
 

@@ -27,11 +27,15 @@ _COMMANDS = {
     "audit": ("embergate.commands.audit:audit", "Prove that usage, prices and ledger agree."),
     "batches": ("embergate.commands.batches:batches", "Look at asynchronous batches, and cancel them."),
     "models": ("embergate.commands.models:models", "List the catalog, prepare models, plan large ones."),
+    "simulate": (
+        "embergate.commands.simulate:simulate",
+        "Simulate a fleet: policies, sizes, failures, cost.",
+    ),
     "supervise": ("embergate.commands.supervise:supervise", ""),
 }
 """Name -> where the command is, and its line in ``--help``. Loaded when used, so that asking is quick."""
 
-_OUR_PACKAGES = ("embergate", "gateway", "backend", "billing", "kernels")
+_OUR_PACKAGES = ("embergate", "gateway", "backend", "billing", "kernels", "simulator")
 
 
 class _LazyGroup(click.Group):
