@@ -31,7 +31,7 @@ from simulator.trace import TraceError
 
 @click.group()
 def simulate() -> None:
-    """Simulate a fleet with the code that routes and caches; nothing needs to run."""
+    """Simulate a fleet: policies, sizes, failures, cost. Nothing needs to run."""
 
 
 for tool in (caches, routing, profiles, fit_profile):
