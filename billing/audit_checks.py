@@ -16,6 +16,7 @@ from billing.credits import Credit
 from billing.ledger import ADJUSTMENTS, CASH, receivable, revenue
 from billing.money_schema import credits_table
 from billing.rates import UNPRICED, Charge, NoRateError, RateBook
+from billing.receipts import newest_receipts, problems_of, receipt_of
 from billing.rollups import find_drift
 from billing.schema import accounts, ledger_entries, ledger_transactions, usage_records
 from billing.usage import InvalidUsageError, UsageRecord
@@ -247,6 +248,17 @@ def _check_rollups(connection: Connection, scope: AuditScope, findings: Findings
         findings.add("wrong_rollup", "", drift)
 
 
+def _check_receipts(connection: Connection, scope: AuditScope, findings: Findings) -> None:
+    """The receipts that would be given are sound."""
+    for row in newest_receipts(connection, scope.max_receipts):
+        try:
+            receipt = receipt_of(row, cache_salt="", currency=scope.rate_book.currency)
+        except InvalidUsageError:
+            continue  # a finding already: the record itself makes no sense
+        for problem in problems_of(receipt):
+            findings.add("wrong_receipt", receipt.request_id, problem)
+
+
 def _check_replicas(connection: Connection, scope: AuditScope, findings: Findings) -> None:
     """What replicas counted is what was recorded, but for requests that are only just ending."""
     waiting = iter(scope.replica_usages)
@@ -284,6 +296,7 @@ CHECKS: tuple[Check, ...] = (
     _check_posted,
     _check_credits,
     _check_rollups,
+    _check_receipts,
     _check_replicas,
 )
 """All of them, in the order in which they run."""

@@ -24,6 +24,7 @@ _COMMANDS = {
     "rollups": ("embergate.commands.rollups:rollups", "Check or rebuild the sums that reports read."),
     "credit": ("embergate.commands.credit:credit", "Book prepaid credit and credit notes."),
     "budgets": ("embergate.commands.budgets:budgets", "Limit what accounts and API tokens may spend."),
+    "receipts": ("embergate.commands.receipts:receipts", "Show, sign and check receipts of single requests."),
     "audit": ("embergate.commands.audit:audit", "Prove that usage, prices and ledger agree."),
     "batches": ("embergate.commands.batches:batches", "Look at asynchronous batches, and cancel them."),
     "models": ("embergate.commands.models:models", "List the catalog, prepare models, plan large ones."),

@@ -22,6 +22,7 @@ from billing.config import BillingConfig
 from billing.daily_neurons import used_neurons
 from billing.posting import Poster
 from billing.rates import RateBook
+from billing.receipt_keys import KeyRing
 from billing.spool import Spool, read_spooled
 from billing.store import Store, StoreAwayError
 from billing.usage import UsageRecord
@@ -45,6 +46,7 @@ from gateway.handlers.graphql import GraphQLRoutes
 from gateway.handlers.identity import IdentityRoutes
 from gateway.handlers.inference import InferenceRoutes
 from gateway.handlers.ops import OpsRoutes, edge_refusal, envelop_errors
+from gateway.handlers.receipts import ReceiptRoutes
 from gateway.handlers.tomarkdown import MarkdownRoutes
 from gateway.images.addresses import AddressGuard
 from gateway.images.fetcher import ImageFetcher
@@ -236,6 +238,7 @@ class Gateway:
         )
         self._neurons, self._neuron_refresher = _build_neurons(config.limits, billing, self._books.store)
         gateway_id = load_or_create(data_dir / "secrets", GATEWAY_ID)
+        self._receipt_keys = KeyRing(self._books.store, data_dir / "secrets")
         self._budgets = Budgets(self._books.rate_book, lambda: self._budget_leases.want())
         self._budget_leases = BudgetLeases(
             self._budgets,
@@ -364,6 +367,13 @@ class Gateway:
         return [
             CatalogRoutes(self._catalog, books.rate_book, authenticator, started_at=started_at),
             IdentityRoutes(authenticator, books.accounts.find_account),
+            ReceiptRoutes(
+                authenticator,
+                self._reader,
+                self._receipt_keys,
+                salt_for=self._salts.salt_for,
+                currency=books.rate_book.currency,
+            ),
             MarkdownRoutes(
                 authenticator,
                 Converter(config.markdown),

@@ -77,15 +77,19 @@ class PromptEncoder:
         self._image_thread.shutdown(wait=False, cancel_futures=True)
 
     def _encode(self, request: ReplicaRequest) -> Prompt:
-        options = dict(request.chat_template_kwargs)
-        if request.reasoning_effort is not None:
-            options.setdefault("reasoning_effort", request.reasoning_effort)
-        conversation = Conversation(
-            messages=request.messages,
-            tools=request.tools if request.tool_choice != "none" else (),
-            options=options,
-            thinking=request.thinking,
-            allows_parallel_calls=request.parallel_tool_calls,
-            cache_salt=request.cache_salt,
-        )
-        return self.text.encode(conversation)
+        return self.text.encode(conversation_of(request))
+
+
+def conversation_of(request: ReplicaRequest) -> Conversation:
+    """What of a request decides its prompt."""
+    options = dict(request.chat_template_kwargs)
+    if request.reasoning_effort is not None:
+        options.setdefault("reasoning_effort", request.reasoning_effort)
+    return Conversation(
+        messages=request.messages,
+        tools=request.tools if request.tool_choice != "none" else (),
+        options=options,
+        thinking=request.thinking,
+        allows_parallel_calls=request.parallel_tool_calls,
+        cache_salt=request.cache_salt,
+    )

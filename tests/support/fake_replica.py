@@ -13,6 +13,7 @@ from aiohttp import web
 from backend.wire import (
     AbortRequest,
     AbortResult,
+    CachedBlocks,
     ErrorBody,
     ErrorDetail,
     Health,
@@ -29,6 +30,7 @@ class Script:
     tokens: list[str] = field(default_factory=lambda: ["Hello", ",", " world"])
     prompt_tokens: int = 12
     cached_tokens: int = 4
+    cached_head: str = ""
     finish_reason: str = "stop"
     status: int = 200
     error: ErrorDetail | None = None
@@ -242,8 +244,12 @@ class FakeReplica:
         )
 
     def _usage(self, body: dict[str, Any], script: Script) -> TokenUsage:
+        head = script.cached_head
         return TokenUsage.of(
-            prompt=script.prompt_tokens, cached=script.cached_tokens, completion=len(script.tokens)
+            prompt=script.prompt_tokens,
+            cached=script.cached_tokens,
+            completion=len(script.tokens),
+            cached_blocks=CachedBlocks(num_blocks=script.cached_tokens // 16, head=head) if head else None,
         )
 
     @staticmethod
