@@ -9,7 +9,8 @@ from gateway.handlers.binding import BindingForm
 from gateway.handlers.embeddings import EmbeddingsForm
 from gateway.handlers.native import NativeForm
 from gateway.handlers.openai import OpenAIForm
-from gateway.wire.openai_errors import encode_openai_refusal
+from gateway.handlers.responses import ResponsesForm
+from gateway.wire.openai_errors import encode_openai_refusal, encode_responses_refusal
 from gateway.wire.run_body import RunLimits
 from gateway.wire.workers_ai import encode_refusal
 
@@ -26,4 +27,6 @@ def build_surfaces(catalog: Catalog, limits: LimitsConfig) -> dict[str, SurfaceF
     for prefix, encode in (("", encode_refusal), ("plain ", encode_openai_refusal)):
         surfaces[f"{prefix}v1"] = OpenAIForm(limits.max_choices, encode)
         surfaces[f"{prefix}embeddings"] = EmbeddingsForm(limits.max_embedding_inputs, encode)
+    surfaces["responses"] = ResponsesForm(encode_responses_refusal)
+    surfaces["plain responses"] = ResponsesForm(encode_openai_refusal)
     return surfaces

@@ -18,6 +18,7 @@ _V1_SURFACES = MappingProxyType(
     {
         "chat/completions": "v1",
         "embeddings": "embeddings",
+        "responses": "responses",
     }
 )
 """Paths of OpenAI's API -> surfaces; below ``/v1`` alone they are called ``plain`` ones."""

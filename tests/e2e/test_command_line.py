@@ -15,14 +15,14 @@ from tests.support.installation import ALIAS, EMBEDDINGS, MODEL, ROOT, Installat
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
 
 
-def test_status_shows_three_ready_processes(installation: Installation) -> None:
+def test_status_shows_four_ready_processes(installation: Installation) -> None:
     done = installation.run("status")
     assert done.returncode == 0
     ready = re.findall(r"^(\S+) +ready ", done.stdout, re.MULTILINE)
     assert ready == ["gateway", "replica-0", "replica-1", "embeddings-0"]
     state = installation.run_json("status")
     assert state["phase"] == "ready"
-    assert [process["num_restarts"] for process in state["processes"]] == [0, 0, 0]
+    assert [process["num_restarts"] for process in state["processes"]] == [0, 0, 0, 0]
 
 
 def test_a_second_up_is_refused_with_the_way_out(installation: Installation) -> None:
