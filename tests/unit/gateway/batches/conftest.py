@@ -25,7 +25,7 @@ def empty_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config() -> BatchesConfig:
-    return BatchesConfig(max_open_batches=5, max_open_items=60, max_failures=3, max_stored_bytes=1_000)
+    return BatchesConfig(max_open_batches=5, max_open_items=70, max_failures=3, max_stored_bytes=1_000)
 
 
 @pytest.fixture

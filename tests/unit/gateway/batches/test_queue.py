@@ -35,8 +35,8 @@ class TestSubmitting:
         assert json.loads(leases[0].body)["messages"][1]["content"] == "apple"
 
     def test_an_account_may_have_so_many_batches_and_so_many_items(self, office: Office) -> None:
-        with pytest.raises(QueueFullError, match="60 requests"):
-            office.queue.submit(new_batch("large", items(61)))
+        with pytest.raises(QueueFullError, match="70 requests"):
+            office.queue.submit(new_batch("large", items(71)))
         for number in range(5):
             office.queue.submit(new_batch(f"b{number}", items(1)))
         with pytest.raises(QueueFullError, match="5 batches"):
