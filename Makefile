@@ -27,7 +27,7 @@ FAST := not slow and not model and not e2e and not chaos and not gpu and not cli
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install up down status logs model test test-fast fast-tests test-clients bench-engine bench-gateway load \
+.PHONY: help install up down status logs model test test-fast fast-tests test-billing-million test-clients bench-engine bench-gateway load \
         simulate fmt lint type arch docs
 
 help: ## List the verbs.
@@ -99,6 +99,9 @@ test-fast: ## Run the quick checks and tests, installing nothing; under two minu
 
 fast-tests:
 	$(BIN)/pytest -q -m "$(FAST)" $(PYTEST_ARGS)
+
+test-billing-million: $(VENV)/.installed-dev ## Check prices, ledger, sums and statements of a million records in decimals.
+	EMBERGATE_NUM_RECORDS=1000000 $(BIN)/pytest -q tests/unit/billing/test_million.py $(PYTEST_ARGS)
 
 test-clients: $(VENV)/.installed-dev model ## Run real clients, which it installs from npm and PyPI, against a gateway.
 	@command -v npm >/dev/null || { echo "The clients need npm, which comes with Node.js: install it." >&2; exit 1; }

@@ -278,3 +278,57 @@ def test_a_credit_that_makes_no_sense_is_refused_in_one_sentence(
         done.stderr.strip()
         == "embergate: a credit note needs an amount, or the request whose charge is given back"
     )
+
+
+def test_budgets_are_set_listed_and_lifted(command_line: CommandLine, account_id: str) -> None:
+    set_it = ("budgets", "set", "--account", account_id, "--period", "total", "--limit", "0.5")
+    (state,) = answer(command_line, *set_it, "--since", "2020-01-01")
+    assert (state["limit_nanos"], state["charged_nanos"]) == (500_000_000, 3 * 38_000)
+    assert answer(command_line, "budgets", "list") == [state]
+    assert "0.50 USD" in command_line.run("budgets", "list").stdout
+    done = command_line.run("budgets", "remove", state["budget"]["id"])
+    assert "is lifted" in done.stderr + done.stdout
+    assert answer(command_line, "budgets", "list") == []
+
+
+def test_a_budget_of_nobody_is_refused(command_line: CommandLine, account_id: str) -> None:
+    done = command_line.run("budgets", "set", "--account", "0" * 32, "--period", "daily")
+    assert done.returncode == 1
+    assert "there is no account" in done.stderr
+    assert command_line.run("budgets", "set", "--account", account_id, "--period", "yearly").returncode == 2
+
+
+def test_a_receipt_is_shown_checked_and_refused_when_changed(
+    command_line: CommandLine, account_id: str
+) -> None:
+    shown = command_line.run("receipts", "show", "request-1", "--account", account_id)
+    assert shown.returncode == 0, shown.stderr
+    file = command_line.data_dir / "receipt.json"
+    file.write_text(shown.stdout)
+    done = command_line.run("receipts", "verify", str(file))
+    assert done.returncode == 0
+    assert "The signature and the arithmetic are right." in done.stdout
+
+    assert command_line.run("receipts", "rotate").returncode == 0
+    keys = command_line.data_dir / "jwks.json"
+    keys.write_text(command_line.run("receipts", "keys", "--json").stdout)
+    assert len(json.loads(keys.read_text())["keys"]) == 2
+    assert command_line.run("receipts", "verify", str(file), "--keys", str(keys)).returncode == 0
+
+    changed = json.loads(shown.stdout)
+    changed["receipt"]["cached_prompt_tokens"] += 1
+    file.write_text(json.dumps(changed))
+    done = command_line.run("receipts", "verify", str(file))
+    assert done.returncode == 1
+    assert "This receipt does not hold." in done.stdout
+
+
+def test_what_is_no_receipt_is_refused_in_one_sentence(command_line: CommandLine, account_id: str) -> None:
+    file = command_line.data_dir / "receipt.json"
+    for text in ("{}", "no JSON"):
+        file.write_text(text)
+        done = command_line.run("receipts", "verify", str(file))
+        assert done.returncode == 1
+        assert done.stderr.startswith("embergate: ")
+    done = command_line.run("receipts", "show", "unknown", "--account", account_id)
+    assert "has no request 'unknown' on the books" in done.stderr
