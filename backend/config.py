@@ -105,6 +105,18 @@ class GrammarConfig(_Section, frozen=True):
     max_check_steps: int = 100_000
 
 
+class SpeculationConfig(_Section, frozen=True):
+    """Guesses of coming tokens by prompt lookup, confirmed by the model; answers stay the same.
+
+    ``match_tokens`` last tokens of a sequence must have occurred in it before; up to ``max_draft_tokens`` of
+    those that followed them then are guessed, fewer after wrong guesses.
+    """
+
+    enabled: bool = False
+    max_draft_tokens: int = 8
+    match_tokens: int = 3
+
+
 class TelemetryConfig(_Section, frozen=True):
     otlp_endpoint: str = ""
     service_name: str = "embergate-replica"
@@ -134,4 +146,5 @@ class BackendConfig(_Section, frozen=True):
     device: DeviceConfig = DeviceConfig()
     text: TextConfig = TextConfig()
     grammar: GrammarConfig = GrammarConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

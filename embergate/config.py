@@ -21,6 +21,7 @@ from backend.config import (
     GrammarConfig,
     ModelSource,
     SchedulerConfig,
+    SpeculationConfig,
     TelemetryConfig,
     TextConfig,
 )
@@ -104,6 +105,7 @@ class ReplicasConfig(_Section, frozen=True, kw_only=True):
     device: DeviceConfig = DeviceConfig()
     text: TextConfig = TextConfig()
     grammar: GrammarConfig = GrammarConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     addresses: list[ReplicaAddress] = []
 

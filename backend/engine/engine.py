@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
+from itertools import accumulate
 from typing import Protocol
 
 from torch import Tensor
@@ -25,6 +26,7 @@ from backend.engine.prefix_cache import DIGEST_BYTES, PrefixCache
 from backend.engine.sampler import Sampled, Sampler
 from backend.engine.scheduler import RefusedError, Scheduler, SchedulerLimits, Step
 from backend.engine.sequence import Sequence
+from backend.engine.speculation import PromptLookup
 from backend.engine.step import ScheduledChunk, ShouldStop, StepInterruptedError, StepPlan
 
 MAX_FAILURES_IN_A_ROW = 3
@@ -32,7 +34,6 @@ MAX_FAILURES_IN_A_ROW = 3
 
 _GIB = 1 << 30
 _RUNNER_ERRORS = (RuntimeError, ValueError, ArithmeticError, LookupError)
-_NOTHING = Sampled(0, False)
 _logger = logging.getLogger(__name__)
 
 
@@ -173,7 +174,9 @@ class Engine:
         self._clock_s = clock_s
         self._cache = PrefixCache(cache.block_size) if cache.enable_prefix_cache else None
         self._pool = BlockPool(num_blocks, self._cache)
-        self._scheduler = Scheduler(self._limits, self._pool, self._cache)
+        guesses = config.speculation
+        lookup = PromptLookup(guesses.max_draft_tokens, guesses.match_tokens) if guesses.enabled else None
+        self._scheduler = Scheduler(self._limits, self._pool, self._cache, lookup)
         self._sampler = Sampler(draw_seed, grammars)
         self._has_grammars = grammars is not None
         self._pace = PrefillPace(limits.max_mixed_step_s)
@@ -229,20 +232,20 @@ class Engine:
         if look_up is not None and step.plan.num_tokens > len(step.plan.chunks):
             watch = _Watch(step.sequences, look_up)
         try:
-            sampled = self._compute(step, None if watch is None else watch.should_stop)
+            taken = self._compute(step, None if watch is None else watch.should_stop)
         except StepInterruptedError:
             self._busy_s += self._clock_s() - started_at_s
             if watch is not None and watch.failure is not None:
                 raise watch.failure from None
             return
-        complete = {sequence for sequence, row in zip(step.rows, sampled, strict=True) if row.is_last}
-        self._scheduler.commit(step, [row.token_id for row in sampled], complete)
-        for sequence, row in zip(step.rows, sampled, strict=True):
-            self._put_token(sequence, row)
+        self._scheduler.settle(step)
+        for sequence, own in zip(step.rows, taken, strict=True):
+            self._put_tokens(sequence, own)
         self._num_steps += 1
         step_s = self._clock_s() - started_at_s
-        num_decodes = sum(len(chunk.token_ids) == 1 for chunk in step.plan.chunks)
-        self._pace.observe(num_decodes, step.plan.num_tokens - num_decodes, step_s)
+        decodes = [chunk for chunk in step.plan.chunks if chunk.is_decode]
+        num_prefill_tokens = step.plan.num_tokens - sum(len(chunk.token_ids) for chunk in decodes)
+        self._pace.observe(len(decodes), num_prefill_tokens, step_s)
         self._busy_s += step_s
 
     def take_outputs(self) -> list[TokenOutput]:
@@ -264,6 +267,8 @@ class Engine:
             completion_tokens=counters.num_completion_tokens,
             computed_tokens=counters.num_computed_tokens,
             num_preemptions=counters.num_preemptions,
+            num_draft_tokens=counters.num_draft_tokens,
+            num_right_draft_tokens=counters.num_right_draft_tokens,
             num_requests=self._num_requests,
             num_aborts=self._num_aborts,
             num_refusals=self._num_refusals,
@@ -286,48 +291,77 @@ class Engine:
                 f"no place in the batch became free within {self._max_queue_wait_s:g} s",
             )
 
-    def _compute(self, step: Step, should_stop: ShouldStop | None) -> list[Sampled]:
-        """Run the model and sample; one result per row. Sequences that make the model fail are ended here."""
+    def _compute(self, step: Step, should_stop: ShouldStop | None) -> list[list[Sampled]]:
+        """Run the model and sample; the tokens that each of ``step.rows`` got, none for those that have ended
+        meanwhile. Sequences that make the model fail are ended here.
+        """
         try:
             logits = self._runner.execute(step.plan, should_stop)
         except _RUNNER_ERRORS as error:
             _logger.error("a step of %d sequences failed: %s", len(step.sequences), type(error).__name__)
             return self._compute_one_by_one(step, should_stop)
         self._num_failures_in_a_row = 0
-        return self._sample(logits, step.rows)
+        wanting = [chunk for chunk in step.plan.chunks if chunk.needs_logits]
+        return self._sample(logits, step.rows, wanting)
 
-    def _sample(self, logits: Tensor, sequences: ListOf[Sequence]) -> list[Sampled]:
-        """One result per row; none that is usable for sequences that have ended meanwhile."""
-        sampled = [_NOTHING] * len(sequences)
-        open_rows = [row for row, sequence in enumerate(sequences) if sequence.finish_reason is None]
-        if not open_rows:
-            return sampled
-        if len(open_rows) < len(sequences):
-            logits = logits[open_rows]
-        results = self._sampler.sample(logits, [sequences[row] for row in open_rows])
-        for row, result in zip(open_rows, results, strict=True):
-            sampled[row] = result
-            if not result.is_usable:
-                self._fail(sequences[row], result.problem)
-        return sampled
+    def _sample(
+        self, logits: Tensor, sequences: ListOf[Sequence], chunks: ListOf[ScheduledChunk]
+    ) -> list[list[Sampled]]:
+        """Choose tokens and have the scheduler accept them; those that each sequence got.
 
-    def _compute_one_by_one(self, step: Step, should_stop: ShouldStop | None) -> list[Sampled]:
+        ``chunks`` are the sequences' own, in order, with ``num_rows`` rows of ``logits`` each. The row behind
+        a guess counts only when the guess is what was chosen before it; so every token is chosen as if it had
+        been computed alone, from the sequence's own stream of random numbers.
+        """
+        first_rows = [0, *accumulate(chunk.num_rows for chunk in chunks)]
+        taken: list[list[Sampled]] = [[] for _ in sequences]
+        open_rows = [index for index, sequence in enumerate(sequences) if sequence.finish_reason is None]
+        depth = 0
+        while open_rows:
+            if len(open_rows) < len(logits):
+                chosen = logits[[first_rows[index] + depth for index in open_rows]]
+            else:
+                chosen = logits
+            results = self._sampler.sample(chosen, [sequences[index] for index in open_rows])
+            going_on = []
+            for index, result in zip(open_rows, results, strict=True):
+                if self._take(sequences[index], result, taken[index], chunks[index], depth):
+                    going_on.append(index)
+            open_rows, depth = going_on, depth + 1
+        return taken
+
+    def _take(
+        self, sequence: Sequence, result: Sampled, taken: list[Sampled], chunk: ScheduledChunk, depth: int
+    ) -> bool:
+        """Accept what was chosen at ``depth`` behind a chunk's known tokens; whether the next row counts."""
+        if not result.is_usable:
+            self._put_tokens(sequence, taken)
+            taken.clear()
+            self._fail(sequence, result.problem)
+            return False
+        taken.append(result)
+        goes_on = self._scheduler.accept(sequence, result.token_id, is_last=result.is_last)
+        if not goes_on or depth >= chunk.num_drafts:
+            return False
+        return chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts + depth] == result.token_id
+
+    def _compute_one_by_one(self, step: Step, should_stop: ShouldStop | None) -> list[list[Sampled]]:
         """Run each chunk of a failed step alone, so that only the sequences that are at fault fail.
 
         Computing a chunk twice is harmless: it writes the same KV to the same slots.
         """
-        sampled: list[Sampled] = []
+        taken: list[list[Sampled]] = []
         for chunk, sequence in zip(step.plan.chunks, step.sequences, strict=True):
-            row = _NOTHING
+            own: list[Sampled] = []
             if sequence.finish_reason is None:
-                row = self._compute_alone(chunk, sequence, should_stop)
+                own = self._compute_alone(chunk, sequence, should_stop)
             if chunk.needs_logits:
-                sampled.append(row)
-        return sampled
+                taken.append(own)
+        return taken
 
     def _compute_alone(
         self, chunk: ScheduledChunk, sequence: Sequence, should_stop: ShouldStop | None
-    ) -> Sampled:
+    ) -> list[Sampled]:
         try:
             logits = self._runner.execute(StepPlan((chunk,)), should_stop)
         except _RUNNER_ERRORS:
@@ -335,9 +369,9 @@ class Engine:
             if self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
                 raise
             self._fail(sequence, "the model failed on this sequence")
-            return _NOTHING
+            return []
         self._num_failures_in_a_row = 0
-        return self._sample(logits, [sequence])[0] if chunk.needs_logits else _NOTHING
+        return self._sample(logits, [sequence], [chunk])[0] if chunk.needs_logits else []
 
     def _fail(self, sequence: Sequence, message: str) -> None:
         if self._scheduler.finish(sequence.sequence_id, "error") is None:
@@ -345,21 +379,23 @@ class Engine:
         self._sampler.forget(sequence.sequence_id)
         self._put(sequence, message)
 
-    def _put_token(self, sequence: Sequence, row: Sampled) -> None:
-        if not row.is_usable:
-            return  # its end was put out already
+    def _put_tokens(self, sequence: Sequence, taken: ListOf[Sampled]) -> None:
+        if not taken:
+            return  # its end was put out already, or it goes on without new ones
         if sequence.finish_reason is not None:
             self._sampler.forget(sequence.sequence_id)
+        last = taken[-1]
+        is_first = sequence.num_generated_tokens == len(taken)
         self._outputs.append(
             TokenOutput(
                 sequence_id=sequence.sequence_id,
-                token_ids=[row.token_id],
+                token_ids=[row.token_id for row in taken],
                 finish_reason=sequence.finish_reason,
-                is_last_text=row.is_last and row.token_id not in sequence.stop_token_ids,
+                is_last_text=last.is_last and last.token_id not in sequence.stop_token_ids,
                 cached_prompt_tokens=sequence.cached_prompt_tokens or 0,
-                logprobs=None if row.logprobs is None else [row.logprobs],
+                logprobs=None if last.logprobs is None else [row.logprobs for row in taken if row.logprobs],
                 queue_wait_s=sequence.queue_wait_s or 0.0,
-                cached_head=self._cached_head(sequence) if sequence.num_generated_tokens == 1 else b"",
+                cached_head=self._cached_head(sequence) if is_first else b"",
             )
         )
 

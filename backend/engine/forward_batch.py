@@ -108,7 +108,11 @@ def build_forward_batch(plan: StepPlan, block_size: int, device: torch.device) -
         slots.extend(_slots(chunk, end, block_size))
     first_row = {index: starts[place] for place, index in enumerate(order)}
     last_row = {index: starts[place + 1] - 1 for place, index in enumerate(order)}
-    rows = [last_row[index] for index, chunk in enumerate(plan.chunks) if chunk.needs_logits]
+    rows = [
+        row
+        for index, chunk in enumerate(plan.chunks)
+        for row in range(last_row[index] + 1 - chunk.num_rows, last_row[index] + 1)
+    ]
 
     def ints(values: list[int] | tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)

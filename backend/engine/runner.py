@@ -100,8 +100,8 @@ class ModelRunner:
     def execute(self, plan: StepPlan, should_stop: ShouldStop | None = None) -> Tensor:
         """Compute one step and return the logits ``[rows, vocab]`` in float32.
 
-        There is one row per chunk with ``needs_logits``, in the order of ``plan.chunks``. The KV of every
-        token of the plan is in the cache afterwards. The tensor belongs to the caller.
+        There are ``num_rows`` rows of each chunk, in the order of ``plan.chunks`` and of positions. The KV of
+        every token of the plan is in the cache afterwards. The tensor belongs to the caller.
 
         Args:
             should_stop: asked between the parts of the model; once it says yes, nothing more is written.

@@ -15,7 +15,8 @@ Invariants:
 * A step never has more tokens than ``max_tokens_per_step``, a batch never more than ``max_running``
   sequences.
 
-A step is :meth:`Scheduler.plan`, then the model, then :meth:`Scheduler.commit`; nothing else in between.
+A step is :meth:`Scheduler.plan`, then the model, then :meth:`Scheduler.accept` for each new token and
+:meth:`Scheduler.settle`; besides those, only :meth:`Scheduler.add` and :meth:`Scheduler.finish` in between.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
+import msgspec
+
 from backend.engine.block_pool import BlockPool
 from backend.engine.messages import RefusalCode, SequenceFinish
 from backend.engine.prefix_cache import PrefixCache
 from backend.engine.sequence import Sequence, SequenceStatus, expect
+from backend.engine.speculation import PromptLookup
 from backend.engine.step import ScheduledChunk, StepPlan
 
 
@@ -77,7 +81,8 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A plan and whom it is for: ``sequences`` are parallel to the chunks, ``rows`` to the rows of logits."""
+    """A plan and whom it is for: ``sequences`` are parallel to the chunks, ``rows`` to the chunks that need
+    logits."""
 
     plan: StepPlan
     sequences: tuple[Sequence, ...]
@@ -93,6 +98,8 @@ class SchedulerCounters:
     num_completion_tokens: int = 0
     num_computed_tokens: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_right_draft_tokens: int = 0
 
 
 class _StepBuilder:
@@ -120,6 +127,14 @@ class _StepBuilder:
             self.rows.append(sequence)
         self.budget -= end - start
 
+    def add_drafts(self, index: int, draft: ListOf[int]) -> None:
+        """Let guesses follow the one token of a decode that was added before."""
+        chunk = self.chunks[index]
+        self.chunks[index] = msgspec.structs.replace(
+            chunk, token_ids=[*chunk.token_ids, *draft], num_drafts=len(draft)
+        )
+        self.budget -= len(draft)
+
     def build(self) -> Step:
         return Step(StepPlan(tuple(self.chunks)), tuple(self.sequences), tuple(self.rows))
 
@@ -142,8 +157,16 @@ class _StepBuilder:
 class Scheduler:
     """The queue and the batch of one engine."""
 
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache | None = None) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        pool: BlockPool,
+        cache: PrefixCache | None = None,
+        lookup: PromptLookup | None = None,
+    ) -> None:
         self.limits = limits
+        self._lookup = lookup
+        self._ends: dict[int, SequenceFinish] = {}
         self.counters = SchedulerCounters()
         self._pool = pool
         self._cache = cache
@@ -221,27 +244,55 @@ class Scheduler:
         if self._waiting and step.budget:
             prefilling += self._admit()
         self._plan_prefills(step, prefilling)
+        if self._lookup is not None:
+            self._plan_drafts(step, self._lookup)
         return step.build()
+
+    def accept(self, sequence: Sequence, token_id: int, *, is_last: bool = False) -> bool:
+        """Take in a new token of a sequence whose chunk was computed; whether more may follow.
+
+        Args:
+            is_last: the sequence stops with it, whatever it is.
+
+        The next one may be accepted within the same step where this one is the chunk's next guess. Nothing
+        changes for a sequence that has ended since the step was planned.
+        """
+        if sequence.status is not SequenceStatus.RUNNING:
+            return False
+        sequence.token_ids.append(token_id)
+        self.counters.num_completion_tokens += 1
+        if is_last or token_id in sequence.stop_token_ids:
+            self._ends[sequence.sequence_id] = "stop"
+        elif (
+            sequence.num_generated_tokens >= sequence.sampling.max_tokens
+            or sequence.num_tokens >= self.limits.max_model_len
+        ):
+            self._ends[sequence.sequence_id] = "length"
+        else:
+            return True
+        return False
+
+    def settle(self, step: Step) -> None:
+        """Enter what a step computed, once its tokens are accepted; ends the sequences that are complete."""
+        for chunk, sequence in zip(step.plan.chunks, step.sequences, strict=True):
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue
+            self.counters.num_computed_tokens += len(chunk.token_ids)
+            sequence.num_computed_tokens += len(chunk.token_ids) - chunk.num_drafts
+            if chunk.num_drafts:
+                self._settle_drafts(sequence, chunk)
+            if self._cache is not None:
+                self._cache.register_full_blocks(sequence)
+            if (reason := self._ends.pop(sequence.sequence_id, None)) is not None:
+                self._end(sequence, reason)
 
     def commit(
         self, step: Step, token_ids: ListOf[int], complete: Collection[Sequence] = frozenset()
     ) -> None:
-        """Take in the result of a step: ``token_ids`` has one new token per row of ``step.rows``.
-
-        Those of ``complete`` stop with it. Sequences that ended since the step was planned are left alone.
-        """
-        tokens = iter(token_ids)
-        for chunk, sequence in zip(step.plan.chunks, step.sequences, strict=True):
-            token_id = next(tokens) if chunk.needs_logits else None
-            if sequence.status is not SequenceStatus.RUNNING:
-                continue
-            num_computed = len(chunk.token_ids)
-            sequence.num_computed_tokens += num_computed
-            self.counters.num_computed_tokens += num_computed
-            if self._cache is not None:
-                self._cache.register_full_blocks(sequence)
-            if token_id is not None:
-                self._append(sequence, token_id, is_last=sequence in complete)
+        """Accept one new token for each of ``step.rows`` and settle; those of ``complete`` stop with it."""
+        for sequence, token_id in zip(step.rows, token_ids, strict=True):
+            self.accept(sequence, token_id, is_last=sequence in complete)
+        self.settle(step)
 
     def check_invariants(self) -> None:
         """Raise InvariantError with the first thing that does not add up. O(blocks); for idle moments."""
@@ -264,6 +315,8 @@ class Scheduler:
             expect(sequence.cached_prompt_tokens is not None, "one in the batch was never admitted")
             num_slots = len(sequence.block_table) * size
             expect(sequence.num_computed_tokens <= num_slots, "KV outside of the block table")
+            num_needed = self._blocks_for(sequence.num_tokens)
+            expect(len(sequence.block_table) <= num_needed, "blocks for more tokens than are known")
         for sequence in self._waiting:
             expect(sequence.status is SequenceStatus.WAITING, "one in the queue is not waiting")
             expect(not sequence.block_table, "one in the queue holds blocks")
@@ -377,16 +430,39 @@ class Scheduler:
             self._cache.claim(sequence)
         self._running.append(sequence)
 
-    def _append(self, sequence: Sequence, token_id: int, *, is_last: bool) -> None:
-        sequence.token_ids.append(token_id)
-        self.counters.num_completion_tokens += 1
-        if is_last or token_id in sequence.stop_token_ids:
-            self._end(sequence, "stop")
-        elif (
-            sequence.num_generated_tokens >= sequence.sampling.max_tokens
-            or sequence.num_tokens >= self.limits.max_model_len
-        ):
-            self._end(sequence, "length")
+    def _plan_drafts(self, step: _StepBuilder, lookup: PromptLookup) -> None:
+        """Let guesses follow the decodes, as far as budget and free blocks are left over: never at the cost
+        of anybody's known tokens, nor of what the prefix cache holds.
+        """
+        for index, (chunk, sequence) in enumerate(zip(step.chunks, step.sequences, strict=True)):
+            if not (chunk.needs_logits and chunk.is_decode):
+                continue
+            num_free = max(self._pool.num_free - len(self._running), 0)
+            num_slots = (len(sequence.block_table) + num_free) * self.limits.block_size
+            room = min(
+                step.budget,
+                sequence.sampling.max_tokens - sequence.num_generated_tokens - 1,
+                self.limits.max_model_len - sequence.num_tokens - 1,
+                num_slots - sequence.num_tokens,
+            )
+            draft = lookup.propose(sequence, room)
+            if draft:
+                num_blocks = self._blocks_for(sequence.num_tokens + len(draft)) - len(sequence.block_table)
+                sequence.block_table.extend(self._pool.take(max(num_blocks, 0)))
+                step.add_drafts(index, draft)
+
+    def _settle_drafts(self, sequence: Sequence, chunk: ScheduledChunk) -> None:
+        """Enter the guesses that were right, and give back the blocks that the others would have needed."""
+        num_known = chunk.start + len(chunk.token_ids) - chunk.num_drafts
+        num_right = max(sequence.num_tokens - num_known - 1, 0)
+        sequence.num_computed_tokens += num_right
+        self.counters.num_draft_tokens += chunk.num_drafts
+        self.counters.num_right_draft_tokens += num_right
+        if self._lookup is not None:
+            self._lookup.observe(sequence, chunk.num_drafts, num_right)
+        num_needed = self._blocks_for(sequence.num_tokens)
+        self._pool.release(sequence.block_table[num_needed:])
+        del sequence.block_table[num_needed:]
 
     def _end(self, sequence: Sequence, reason: SequenceFinish) -> None:
         if sequence.status is SequenceStatus.RUNNING:
@@ -397,6 +473,9 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         del self._by_id[sequence.sequence_id]
+        self._ends.pop(sequence.sequence_id, None)
+        if self._lookup is not None:
+            self._lookup.forget(sequence.sequence_id)
         self._num_media_bytes -= sequence.num_media_bytes
 
     def _release(self, sequence: Sequence) -> None:

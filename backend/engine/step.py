@@ -22,8 +22,9 @@ class ScheduledChunk(msgspec.Struct, frozen=True):
     ``token_ids`` are the tokens at positions ``start .. start+len(token_ids)-1``; the KV of everything before
     ``start`` is already in the blocks of ``block_table``, which stays the planner's: it is read during the
     step and not kept. ``needs_logits``: the last token of the chunk is the last known token of the sequence,
-    so a new token is sampled from its logits. ``media`` are the images that some of its tokens stand for;
-    what is remembered of them is remembered for ``cache_salt`` only.
+    so a new token is sampled from its logits. The last ``num_drafts`` tokens are guesses that follow it, so
+    that the logits of the last ``num_drafts + 1`` tokens are wanted. ``media`` are the images that some of
+    its tokens stand for; what is remembered of them is remembered for ``cache_salt`` only.
     """
 
     sequence_id: int
@@ -33,10 +34,21 @@ class ScheduledChunk(msgspec.Struct, frozen=True):
     needs_logits: bool
     media: tuple[MediaSpan, ...] = ()
     cache_salt: bytes = b""
+    num_drafts: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits that are wanted."""
+        return self.num_drafts + 1 if self.needs_logits else 0
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it computes one known token (and perhaps guesses)."""
+        return len(self.token_ids) - self.num_drafts == 1
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """The chunks of one step; decodes are chunks of one token."""
+    """The chunks of one step; decodes are chunks of one known token."""
 
     chunks: tuple[ScheduledChunk, ...]
 

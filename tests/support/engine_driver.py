@@ -7,7 +7,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from backend.config import BackendConfig, CacheConfig, DeviceConfig, ModelSource, SchedulerConfig
+from backend.config import (
+    BackendConfig,
+    CacheConfig,
+    DeviceConfig,
+    ModelSource,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from backend.engine.engine import Engine
 from backend.engine.messages import SamplingParams, SequenceRequest
 from backend.engine.runner import ModelRunner
@@ -16,7 +23,13 @@ MAX_RUNNING = 8
 
 
 def engine_on(
-    checkpoint: Path, *, max_model_len: int, num_blocks: int, max_tokens_per_step: int = 512, threads: int = 1
+    checkpoint: Path,
+    *,
+    max_model_len: int,
+    num_blocks: int,
+    max_tokens_per_step: int = 512,
+    threads: int = 1,
+    speculation: SpeculationConfig | None = None,
 ) -> Engine:
     """A fresh engine with an empty cache."""
     config = BackendConfig(
@@ -25,6 +38,7 @@ def engine_on(
         cache=CacheConfig(num_blocks=num_blocks),
         scheduler=SchedulerConfig(max_tokens_per_step=max_tokens_per_step, max_running=MAX_RUNNING),
         device=DeviceConfig(device="cpu", dtype="float32", threads=threads),
+        speculation=speculation or SpeculationConfig(),
     )
     runner = ModelRunner.load(config)
     return Engine(runner, config, clock_s=time.monotonic, draw_seed=itertools.count().__next__)

@@ -22,22 +22,29 @@ class FakeModel:
         self._slots: list[tuple[bytes, bytes] | None] = [None] * (num_blocks * block_size)
 
     def run(self, plan: StepPlan) -> list[bytes]:
-        """Compute a step; returns the state after the last token of each chunk that wants logits."""
+        """Compute a step; returns the states after those tokens of each chunk whose logits are wanted."""
         written = [self._slot(chunk, at) for chunk in plan.chunks for at in _positions(chunk)]
         assert len(set(written)) == len(written), "two tokens of one step are written to the same slot"
         states = [self._run_chunk(chunk) for chunk in plan.chunks]
         self.num_tokens_computed += plan.num_tokens
-        return [state for chunk, state in zip(plan.chunks, states, strict=True) if chunk.needs_logits]
+        return [
+            state
+            for chunk, after in zip(plan.chunks, states, strict=True)
+            for state in after[len(after) - chunk.num_rows :]
+        ]
 
     def next_token(self, state: bytes) -> int:
         return int.from_bytes(state[:8], "little") % self.vocab_size
 
-    def _run_chunk(self, chunk: ScheduledChunk) -> bytes:
+    def _run_chunk(self, chunk: ScheduledChunk) -> list[bytes]:
+        """The states after each of its tokens."""
         state = self._read_context(chunk)
+        states: list[bytes] = []
         for at, token_id in zip(_positions(chunk), chunk.token_ids, strict=True):
             parent, state = state, advance(state, token_id)
             self._slots[self._slot(chunk, at)] = (parent, state)
-        return state
+            states.append(state)
+        return states
 
     def _read_context(self, chunk: ScheduledChunk) -> bytes:
         state = b""

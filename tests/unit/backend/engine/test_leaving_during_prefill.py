@@ -137,7 +137,7 @@ class Engine:
                 self.outputs.setdefault(output.sequence_id, []).append(output)
         return message
 
-    def _load(self, config: BackendConfig) -> ModelRunner:
+    def _load(self, config: BackendConfig, report: object) -> ModelRunner:
         torch.set_num_threads(1)
         model = load_model(
             self._checkpoint, MAX_MODEL_LEN, lambda _: Placement(torch.device("cpu"), torch.float32)

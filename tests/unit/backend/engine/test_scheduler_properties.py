@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,8 +14,15 @@ from backend.engine.prefix_cache import PrefixCache
 from backend.engine.scheduler import RefusedError, Scheduler, SchedulerLimits, Step
 from backend.engine.sequence import Sequence, SequenceStatus
 from tests.support.fake_model import FakeModel, alone
+from tests.support.oracle_lookup import OracleLookup
 
 NUM_RUNS = 300
+
+
+def told(sequence: Sequence) -> list[int]:
+    """What the model will have said to a sequence in the end."""
+    prompt = sequence.token_ids[: sequence.num_prompt_tokens]
+    return alone(prompt, sequence.sampling.max_tokens, stop=sequence.stop_token_ids)
 
 
 @dataclass
@@ -40,7 +48,10 @@ class Life:
         )
         self.cache = PrefixCache(size) if rng.random() < 0.8 else None
         self.pool = BlockPool(num_blocks, self.cache)
-        self.scheduler = Scheduler(self.limits, self.pool, self.cache)
+        lookup = None
+        if rng.random() < 0.5:
+            lookup = OracleLookup(told, random.Random(self.seed), wrong_share=rng.choice([0.0, 0.2, 0.6]))
+        self.scheduler = Scheduler(self.limits, self.pool, self.cache, lookup)
         self.model = FakeModel(num_blocks, size)
         self.stems = [[rng.randrange(50) for _ in range(max_model_len)] for _ in range(3)]
         self.sequences: list[Sequence] = []
@@ -77,14 +88,27 @@ class Life:
         decoding &= {s.sequence_id for s in self.sequences if s.num_uncomputed_tokens == 1}
         step = self.scheduler.plan(lambda num_decodes, num_prefills: allowance)
         num_decodes = sum(1 for s in step.sequences if s.sequence_id in decoding)
+        for chunk in step.plan.chunks:
+            assert chunk.num_drafts == 0 or chunk.is_decode
         if allowance is not None:
             assert step.plan.num_tokens <= num_decodes + allowance
         self.check_plan(step)
-        tokens = [self.model.next_token(state) for state in self.model.run(step.plan)]
-        self.scheduler.commit(step, tokens)
+        self.accept_all(step, iter([self.model.next_token(state) for state in self.model.run(step.plan)]))
+        self.scheduler.settle(step)
         self.scheduler.check_invariants()
         assert self.pool.num_free + self.pool.num_used + self.pool.num_cached == self.pool.num_blocks
         return step
+
+    def accept_all(self, step: Step, tokens: Iterator[int]) -> None:
+        """Accept the model's token of every chunk, and those behind guesses that were right."""
+        for chunk, sequence in zip(step.plan.chunks, step.sequences, strict=True):
+            own = [next(tokens) for _ in range(chunk.num_rows)]
+            drafts = chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :]
+            for place, token_id in enumerate(own):
+                if not self.scheduler.accept(sequence, token_id) or [token_id] != list(
+                    drafts[place : place + 1]
+                ):
+                    break
 
     def check_plan(self, step: Step) -> None:
         assert step.plan.chunks, "there is work, but nothing was planned"
