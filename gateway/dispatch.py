@@ -134,7 +134,7 @@ class Dispatcher:
         response = await self._client.open(
             replica.address,
             call.request.replica_path,
-            (*self._headers, *headers),
+            (*self._headers, *headers) if headers else self._headers,
             body,
             first_byte_timeout_s=None if call.request.is_stream else self._whole_answer_timeout_s,
         )

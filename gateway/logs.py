@@ -92,16 +92,17 @@ class AccessLog:
     def __init__(self, write: Callable[[bytes], object], loop: asyncio.AbstractEventLoop) -> None:
         self._write = write
         self._loop = loop
-        self._lines: list[bytes] = []
+        self._lines: list[Callable[[], AccessLine]] = []
         self._num_dropped = 0
         self._is_due = False
         self._writing = threading.Lock()
 
-    def add(self, line: AccessLine) -> None:
+    def add(self, line: Callable[[], AccessLine]) -> None:
+        """Write the line that ``line`` makes; it is called in the thread that writes."""
         if len(self._lines) >= _MAX_BUFFERED:
             self._num_dropped += 1
             return
-        self._lines.append(msgspec.json.encode(line))
+        self._lines.append(line)
         if not self._is_due:
             self._is_due = True
             self._loop.call_later(_FLUSH_AFTER_S, self._hand_over)
@@ -128,9 +129,9 @@ class AccessLog:
             self._is_due = True
             self._loop.call_later(_FLUSH_AFTER_S, self._hand_over)
 
-    def _write_lines(self, lines: list[bytes]) -> None:
+    def _write_lines(self, lines: list[Callable[[], AccessLine]]) -> None:
         with self._writing:
-            self._write(b"\n".join(lines) + b"\n")
+            self._write(msgspec.json.Encoder().encode_lines([line() for line in lines]))
 
 
 def stderr_writer() -> Callable[[bytes], None]:

@@ -62,6 +62,8 @@ class RendezvousRanking:
 
     def __call__(self, account_id: str, key: str, candidates: Sequence[AnyCandidate]) -> list[AnyCandidate]:
         members = tuple(candidates)
+        if len(members) == 1:
+            return [*members]
         pool = self._pools.get(members)
         if pool is None:
             if len(self._pools) >= _MAX_POOLS:

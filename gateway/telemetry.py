@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from msgspec import UNSET
 
+from billing.usage import UsageRecord
 from gateway.call import Call
 from gateway.errors import Reason
 from gateway.logs import AccessLine, AccessLog, timestamp
@@ -87,30 +89,50 @@ class Telemetry:
             self._tracing.shutdown()
 
 
-def _access_line(call: Call, duration_s: float) -> AccessLine:
-    record = call.record
-    line_time = timestamp(time.time())
+def _access_line(call: Call, duration_s: float) -> Callable[[], AccessLine]:
+    """Makes the line, later and elsewhere. Keeps nothing of the call but its record."""
+    now, record, reason = time.time(), call.record, call.refused_for
     if record is None:
-        return AccessLine(
-            time=line_time,
-            request_id=call.request_id,
-            account=call.account_id[:64],
-            surface=call.surface.name,
-            status=call.http_status,
-            model=call.model_id or UNSET,
-            reason=call.refused_for or UNSET,
-            duration_ms=round(duration_s * 1000, 3),
-        )
+        of_call = (call.request_id, call.account_id[:64], call.surface.name, call.http_status, call.model_id)
+        return partial(_line_of_refusal, now, *of_call, reason, duration_s)
+    return partial(_line_of_record, now, record, call.http_status, reason, duration_s)
+
+
+def _line_of_refusal(
+    now: float,
+    request_id: str,
+    account: str,
+    surface: str,
+    status: int,
+    model: str,
+    reason: str,
+    duration_s: float,
+) -> AccessLine:
     return AccessLine(
-        time=line_time,
+        time=timestamp(now),
+        request_id=request_id,
+        account=account,
+        surface=surface,
+        status=status,
+        model=model or UNSET,
+        reason=reason or UNSET,
+        duration_ms=round(duration_s * 1000, 3),
+    )
+
+
+def _line_of_record(
+    now: float, record: UsageRecord, status: int, reason: str, duration_s: float
+) -> AccessLine:
+    return AccessLine(
+        time=timestamp(now),
         request_id=record.request_id,
         account=record.account_id,
         surface=record.surface,
-        status=call.http_status,
+        status=status,
         model=record.model,
         requested_model=record.requested_model,
         outcome=record.status,
-        reason=call.refused_for or UNSET,
+        reason=reason or UNSET,
         replica=record.replica_id,
         num_attempts=record.num_attempts,
         prompt_tokens=record.prompt_tokens,

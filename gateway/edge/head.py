@@ -9,6 +9,18 @@ import httptools
 
 from gateway.edge.exchange import Headers
 
+_COMMON_NAMES = (
+    "accept accept-encoding accept-language authorization cache-control cf-aig-metadata connection "
+    "content-length content-type cookie expect host origin referer traceparent tracestate transfer-encoding "
+    "user-agent x-forwarded-for x-request-id x-session-affinity"
+)
+_NAMES = {
+    spelling.encode(): name
+    for name in _COMMON_NAMES.split()
+    for spelling in (name, name.title(), name.capitalize())
+}
+"""Lower-case names of headers by their usual spellings."""
+
 _ABSOLUTE = re.compile(rb"https?://[^/?#]*(?=/)", re.IGNORECASE)
 _STATUS_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
 
@@ -46,7 +58,7 @@ class RequestHead:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser. Latin-1 keeps every byte and can always be encoded again."""
-        key = name.decode("latin-1").lower()
+        key = _NAMES.get(name) or name.decode("latin-1").lower()
         text = value.decode("latin-1").strip(" \t")
         headers = self.headers
         if key in headers:

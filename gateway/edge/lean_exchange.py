@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from asyncio import Task
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from gateway.edge.exchange import Headers, ResponseStateError
 from gateway.edge.head import RequestHead, response_head
-
-_LOG = logging.getLogger(__name__)
 
 _NEW, _STREAMING, _ENDED = range(3)
 
@@ -170,10 +166,8 @@ class LeanExchange:
         if self._on_writable is not None:
             self._on_writable(is_writable)
 
-    def handler_returned(self, task: Task[None]) -> None:
-        """The handler's task is over; it must have ended the answer (a done callback)."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _LOG.error("handler of %s failed", self.path, exc_info=error)
+    def handler_returned(self) -> None:
+        """The handler is over; it must have ended the answer (called by the connection)."""
         if self._state == _NEW:
             self.respond(500, (("content-type", "text/plain"),), b"internal error\n")
         elif self._state == _STREAMING:

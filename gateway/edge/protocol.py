@@ -8,6 +8,7 @@ how a client's going away shows; bytes of a next request are kept within a bound
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import socket
 import struct
@@ -26,6 +27,8 @@ HotMatcher = Callable[[str], Handler | None]
 
 Refusal = Callable[[str, int, str], tuple[Headers, bytes]]
 """Makes headers and body of an answer that the edge itself gives: (path or "", status, message)."""
+
+_LOG = logging.getLogger(__name__)
 
 _HEAD, _CHECKED, _BODY, _CHUNKED_BODY, _BUSY, _CLOSING, _HANDED_OVER = range(7)
 
@@ -58,14 +61,20 @@ class EdgeState:
         self.loop = asyncio.get_running_loop()
         self.connections: set[EdgeConnection] = set()
         self.stalled: set[EdgeConnection] = set()
-        self.tasks: dict[asyncio.Task[None], LeanExchange] = {}
+        self.tasks: dict[LeanExchange, asyncio.Task[None]] = {}
         self.is_stopping = False
         self.all_closed = asyncio.Event()
         self.date_line = ""
 
-    def handler_returned(self, task: asyncio.Task[None]) -> None:
-        """A handler's task is over (a done callback)."""
-        self.tasks.pop(task).handler_returned(task)
+    async def run(self, handler: Handler, exchange: LeanExchange) -> None:
+        """A handler's task: sees to it that the exchange is answered, whatever the handler does."""
+        try:
+            await handler(exchange)
+        except Exception:  # noqa: BLE001 - the last guard: nobody waits for this task
+            _LOG.exception("handler of %s failed", exchange.path)
+        finally:
+            del self.tasks[exchange]
+            exchange.handler_returned()
 
 
 class EdgeConnection(asyncio.Protocol):
@@ -320,9 +329,7 @@ class EdgeConnection(asyncio.Protocol):
         exchange = self._exchange = LeanExchange(self, self._head, body, self._peer)
         if rest:
             self._keep_for_later(rest)
-        task: asyncio.Task[None] = edge.loop.create_task(self._handler(exchange))
-        edge.tasks[task] = exchange
-        task.add_done_callback(edge.handler_returned)
+        edge.tasks[exchange] = edge.loop.create_task(edge.run(self._handler, exchange))
 
     def _keep_for_later(self, data: bytes) -> None:
         self._buffer += data

@@ -115,11 +115,11 @@ class EdgeServer:
             for connection in list(edge.connections):
                 connection.abort()
         if edge.tasks:  # handlers that saw their client go may still have a record to write
-            await asyncio.wait(edge.tasks, timeout=_FORCED_CLOSE_S)
-        for task in list(edge.tasks):
+            await asyncio.wait(edge.tasks.values(), timeout=_FORCED_CLOSE_S)
+        for task in list(edge.tasks.values()):
             task.cancel()
         if edge.tasks:
-            await asyncio.wait(edge.tasks, timeout=_FORCED_CLOSE_S)
+            await asyncio.wait(edge.tasks.values(), timeout=_FORCED_CLOSE_S)
 
     def _sweep(self) -> None:
         """Find connections whose deadline passed: one timer for all is cheaper than one for each."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from gateway.config import ReplicaAddress, UpstreamConfig
-from gateway.upstream.answer import Answer
-from gateway.upstream.connection import ReplicaConnection
 from gateway.upstream.errors import ReplicaUnreachableError
 from gateway.upstream.pool import ReplicaPool, RequestHeaders
 from gateway.upstream.response import ReplicaResponse
@@ -55,13 +53,24 @@ class ReplicaClient:
         head = pool.request_head(method, path, headers, body)
         kept = pool.take_idle()
         if kept is not None:
+            answer = kept.send(head, body, timeout_s, first_byte_timeout_s)
             try:
-                return await self._exchange(kept, head, body, timeout_s, first_byte_timeout_s)
+                await answer.head
+                return answer
+            except asyncio.CancelledError:
+                answer.abort()
+                raise
             except ReplicaUnreachableError:
                 pass  # the replica closed a kept connection as we reached for it: ask once more, on a new one
         connect_s = self._config.connect_timeout_s
         fresh = await pool.connect(connect_s if timeout_s is None else min(connect_s, timeout_s))
-        return await self._exchange(fresh, head, body, timeout_s, first_byte_timeout_s)
+        answer = fresh.send(head, body, timeout_s, first_byte_timeout_s)
+        try:
+            await answer.head
+        except asyncio.CancelledError:
+            answer.abort()
+            raise
+        return answer
 
     async def fetch(
         self,
@@ -96,22 +105,6 @@ class ReplicaClient:
         for pool in self._pools.values():
             pool.close()
         await asyncio.sleep(0)  # lets the transports say goodbye before a loop that ends now
-
-    async def _exchange(
-        self,
-        connection: ReplicaConnection,
-        head: bytes,
-        body: bytes,
-        timeout_s: float | None,
-        first_byte_timeout_s: float | None,
-    ) -> Answer:
-        answer = connection.send(head, body, timeout_s, first_byte_timeout_s)
-        try:
-            await answer.head
-        except asyncio.CancelledError:
-            answer.abort()
-            raise
-        return answer
 
     def _add_pool(self, replica: ReplicaAddress) -> ReplicaPool:
         loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from gateway.config import ReplicaAddress, UpstreamConfig
@@ -12,6 +13,8 @@ from gateway.upstream.connection import ReplicaConnection
 from gateway.upstream.errors import ReplicaUnreachableError
 
 RequestHeaders = Sequence[tuple[str, str]]
+
+_MAX_RECENT_HEADS = 64
 
 
 class ReplicaPool:
@@ -31,6 +34,7 @@ class ReplicaPool:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._prefix = parts.path.rstrip("/")
         self._host_line = f" HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n"
+        self._recent_start = lru_cache(_MAX_RECENT_HEADS)(self._start_of_head)
         self._idle: list[ReplicaConnection] = []
         self._connections: set[ReplicaConnection] = set()
         self._num_connecting = 0
@@ -50,14 +54,17 @@ class ReplicaPool:
         Raises:
             ValueError: path or a header holds a line break, space (path) or a character outside of Latin-1.
         """
+        start = self._recent_start(method, path, tuple(headers))
+        return f"{start}content-length: {len(body)}\r\n\r\n".encode("latin-1")
+
+    def _start_of_head(self, method: str, path: str, headers: RequestHeaders) -> str:
+        """All but the length: the same for most requests, unless they are traced."""
         block = "".join([f"{name}: {value}\r\n" for name, value in headers])
         if block.count("\n") != len(headers) or block.count("\r") != len(headers):
             raise ValueError("a request header holds a line break")
         if not path.startswith("/") or not path.isprintable() or " " in path:
             raise ValueError(f"path {path!r} cannot be requested")
-        return (
-            f"{method} {self._prefix}{path}{self._host_line}{block}content-length: {len(body)}\r\n\r\n"
-        ).encode("latin-1")
+        return f"{method} {self._prefix}{path}{self._host_line}{block}"
 
     def take_idle(self) -> ReplicaConnection | None:
         """Take a kept connection, if there is one that still lives."""

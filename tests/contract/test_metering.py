@@ -147,7 +147,9 @@ async def test_nothing_is_computed_while_the_disk_is_known_to_be_full(
 async def test_a_disk_that_hangs_ends_the_answer_within_the_commit_timeout(
     start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway = await start_gateway(gateway_config(metering=MeteringConfig(commit_timeout_s=0.2)))
+    gateway = await start_gateway(
+        gateway_config(metering=MeteringConfig(commit_timeout_s=0.2, inline_commit_max_s=0.0))
+    )
     disk = SlowDisk(monkeypatch)
     started = time.monotonic()
     reply = await gateway.chat(stream=True)

@@ -69,7 +69,8 @@ def gateway_config(**changes: Any) -> GatewayConfig:
         health=HealthConfig(probe_interval_s=0.05, probe_timeout_s=0.5),
         routing=RoutingConfig(capacity_wait_s=0.3),
         upstream=UpstreamConfig(connect_timeout_s=0.5, first_byte_timeout_s=2.0, idle_timeout_s=0.4),
-        metering=MeteringConfig(abort_usage_wait_s=0.5, commit_timeout_s=2.0),
+        # A test that stops the disk runs in the loop that would wait for it.
+        metering=MeteringConfig(abort_usage_wait_s=0.5, commit_timeout_s=2.0, inline_commit_max_s=0.0),
         telemetry=TelemetryConfig(access_log=False),
     )
     return msgspec.structs.replace(config, **changes)

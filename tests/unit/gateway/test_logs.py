@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import threading
+from functools import partial
 
 import msgspec
 import pytest
@@ -45,13 +46,13 @@ async def test_lines_come_soon_in_order_and_each_on_a_line_of_its_own() -> None:
     sink = Sink()
     access = AccessLog(sink.write, asyncio.get_running_loop())
     for number in range(5):
-        access.add(line(number))
+        access.add(partial(line, number))
     assert sink.ids == []
     await asyncio.sleep(0.2)
     assert sink.ids == ["q0", "q1", "q2", "q3", "q4"]
-    access.add(line(5))
+    access.add(partial(line, 5))
     await asyncio.sleep(0.2)
-    access.add(line(6))
+    access.add(partial(line, 6))
     access.close()
     assert sink.ids == [f"q{number}" for number in range(7)]
     await asyncio.sleep(0.15)
@@ -65,10 +66,10 @@ async def test_a_log_that_takes_nothing_holds_up_nothing_and_loses_only_what_is_
     sink = Sink()
     sink.is_free.clear()
     access = AccessLog(sink.write, asyncio.get_running_loop())
-    access.add(line(0))
+    access.add(partial(line, 0))
     await asyncio.sleep(0.15)
     for number in range(1, 10):
-        access.add(line(number))
+        access.add(partial(line, number))
     sink.is_free.set()
     await asyncio.sleep(0.3)
     assert sink.ids == ["q0", "q1", "q2", "q3"]
@@ -79,11 +80,11 @@ async def test_a_log_that_fails_is_said_and_survived(caplog: pytest.LogCaptureFi
     sink = Sink()
     sink.error = OSError("broken pipe")
     access = AccessLog(sink.write, asyncio.get_running_loop())
-    access.add(line(0))
+    access.add(partial(line, 0))
     await asyncio.sleep(0.2)
     assert "broken pipe" in caplog.text
     sink.error = None
-    access.add(line(1))
+    access.add(partial(line, 1))
     await asyncio.sleep(0.2)
     assert sink.ids == ["q1"]
 
