@@ -35,6 +35,7 @@ from gateway.budgets import Budgets
 from gateway.catalog import Catalog
 from gateway.client import ReplicaClient
 from gateway.config import GatewayConfig, ImagesConfig, LimitsConfig, ReplicaAddress, ServedModel
+from gateway.dashboard.building import build_dashboard
 from gateway.dispatch import Dispatcher
 from gateway.edge.admission import BodyBudget
 from gateway.edge.aiohttp_exchange import expect_continue, serve_exchange
@@ -248,6 +249,17 @@ class Gateway:
             left_over=self._books.left_over,
         )
         self._reader = UsageReader(self._books.store, config.analytics)
+        self._dashboard = build_dashboard(
+            config.dashboard,
+            billing,
+            data_dir,
+            store=self._books.store,
+            authenticator=self._authenticator,
+            reader=self._reader,
+            table=self.table,
+            receipt_keys=self._receipt_keys,
+            salt_for=self._salts.salt_for,
+        )
         self._bodies = BodyBudget(config.max_buffered_body_bytes)
         self._limits = AccountLimits(config.limits, time.monotonic_ns)
         self._pipeline = self._build_pipeline(loop.time)
@@ -358,6 +370,7 @@ class Gateway:
         return [
             UsageRoutes(self._authenticator, self._reader, config, currency),
             GraphQLRoutes(self._authenticator, self._reader, config),
+            *self._dashboard,
             AiGatewayRoutes(self._authenticator, self._reader, self._public_url),
         ]
 

@@ -75,6 +75,14 @@ class Authenticator:
             raise Refusal(Reason.NOT_PERMITTED, f"The API token lacks the permission {permission}")
         return principal
 
+    async def recognize(self, token_hash: bytes) -> Principal | None:
+        """The caller whose API token has this hash; None when it is unknown or revoked.
+
+        Raises:
+            Refusal: 503 when the directory cannot say.
+        """
+        return await self._find(token_hash)
+
     async def _find(self, token_hash: bytes) -> Principal | None:
         entry = self._cache.get(token_hash)
         remaining = -1.0 if entry is None else entry.expires_at - self._clock()

@@ -34,18 +34,22 @@ class UsageReader:
         Raises:
             Refusal: 429 when too many wait, 408 when it takes too long, 503 when the database is away.
         """
+        return await self.call(lambda: self._ask(question))
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """The same for work that opens the database by itself. Raises Refusal as :meth:`read` does."""
         config = self._config
         if self._num_in_hand >= config.max_concurrent_reads + config.max_waiting_reads:
             raise Refusal(Reason.CAPACITY, "Too many questions at once, please try again.", retry_after_s=1)
         self._num_in_hand += 1
         try:
-            work = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, question)
-            work.add_done_callback(self._answered)
+            running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+            running.add_done_callback(self._answered)
         except BaseException:
             self._num_in_hand -= 1
             raise
         try:
-            return await asyncio.shield(work)
+            return await asyncio.shield(running)
         except QueryTimeoutError as error:
             raise Refusal(
                 Reason.TIMEOUT, "The question took too long; ask for less time or fewer groups."

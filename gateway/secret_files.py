@@ -17,6 +17,9 @@ else.
 GATEWAY_ID = "gateway_id"
 """By which a gateway finds its own leases again after a restart. No secret, but as unique as one."""
 
+DASHBOARD_SECRET = "dashboard_secret"
+"""What the dashboard signs its cookies with. A new one signs everybody out."""
+
 _NUM_BYTES = 32
 
 
