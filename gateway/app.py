@@ -351,7 +351,7 @@ class Gateway:
             self._authenticator,
             self.metrics,
             is_accepting=lambda: self._is_accepting,
-            ledger_trouble=lambda: _UNWRITABLE if self._journal.has_failed else self._books.trouble,
+            ledger_trouble=self._ledger_trouble,
             started_at=started_at,
         )
         routes = [*self._build_analytics(), *self._build_plain_routes(started_at), *self._batches.routes]
@@ -363,6 +363,11 @@ class Gateway:
             early_check=inference.is_wanted,
             bodies=self._bodies,
         )
+
+    def _ledger_trouble(self) -> str:
+        if self._journal.has_failed:
+            return _UNWRITABLE
+        return self._books.trouble or ("" if self._budgets.are_known else "budgets are not known yet")
 
     def _build_analytics(self) -> list[Routes]:
         """What reads the sums of usage."""

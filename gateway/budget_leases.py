@@ -16,6 +16,8 @@ from gateway.config import BudgetsConfig
 _log = logging.getLogger(__name__)
 
 _MICROS = 1_000_000
+_RETRY_S = 0.2
+"""Between two tries to learn of the budgets at all: everybody waits for it."""
 
 
 class BudgetLeases:
@@ -96,7 +98,9 @@ class BudgetLeases:
     async def _keep_refreshing(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(self._config.refresh_s):
+                are_known = self._budgets.are_known
+                wait_s = self._config.refresh_s if are_known else min(_RETRY_S, self._config.refresh_s)
+                async with asyncio.timeout(wait_s):
                     await self._is_wanted.wait()
             except TimeoutError:
                 pass

@@ -140,6 +140,11 @@ class Budgets:
         self._is_loaded = False
 
     @property
+    def are_known(self) -> bool:
+        """Whether the budgets have been read; until then nobody is let in."""
+        return self._is_loaded
+
+    @property
     def tracked(self) -> list[TrackedBudget]:
         return [one for budgets in self._by_account.values() for one in budgets]
 
