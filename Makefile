@@ -19,6 +19,8 @@ RUN_TIME ?= 60s
 WITH_MODEL = $(if $(filter command,$(origin MODEL)),EMBERGATE_MODEL='$(MODEL)')
 # make simulate SIMULATE_ARGS="--replicas 64 --sessions 20000" (see embergate simulate run --help).
 SIMULATE_ARGS ?=
+# make verify-kimi: where to ask and how much, such as VERIFY_ARGS="--limit 0 --out card.json" (--help says all).
+VERIFY_ARGS ?=
 # Further arguments for pytest, such as PYTEST_ARGS="-k routing".
 PYTEST_ARGS ?=
 
@@ -27,7 +29,8 @@ FAST := not slow and not model and not e2e and not chaos and not gpu and not cli
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install up down status logs model test test-fast fast-tests test-billing-million test-clients bench-engine bench-gateway load \
+.PHONY: help install up down status logs model test test-fast fast-tests test-billing-million test-clients bench-engine bench-model \
+        bench-gateway verify-kimi load \
         simulate fmt lint type arch docs
 
 help: ## List the verbs.
@@ -110,8 +113,14 @@ test-clients: $(VENV)/.installed-dev model ## Run real clients, which it install
 bench-engine: $(VENV)/.installed-dev model ## Measure the engine.
 	@$(BIN)/python -m tests.bench.bench_engine
 
+bench-model: $(VENV)/.installed-dev ## Measure the parts of one layer, tiny and of Kimi's size.
+	@$(BIN)/python -m tests.bench.bench_model
+
 bench-gateway: $(VENV)/.installed-dev ## Measure the gateway.
 	@$(BIN)/python -m tests.bench.bench_gateway
+
+verify-kimi: $(VENV)/.installed model ## Verify a served Kimi from outside: the tiny one, or VERIFY_ARGS="--url ... --token ... --model ...".
+	@$(BIN)/python -m loadtest.verify_kimi $(VERIFY_ARGS)
 
 # --- writing -------------------------------------------------------------------------------------
 
@@ -131,6 +140,7 @@ arch: ## Check who imports whom.
 
 docs: $(VENV)/.installed ## Write the pages that are made from the code.
 	$(BIN)/python -m embergate.config_reference config.yaml docs/config.md
+	$(BIN)/python -m gateway.openapi docs/openapi.yaml
 	{ echo '# Decisions'; echo; echo 'Choices that a reader would wonder about, half a page each.'; echo; \
 	    for page in docs/decisions/[0-9]*.md; do \
 	        sed -n "1s|^# \(.*\)|- [\1]($$(basename $$page))|p" $$page; \

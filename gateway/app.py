@@ -46,6 +46,7 @@ from gateway.handlers.catalog import CatalogRoutes
 from gateway.handlers.graphql import GraphQLRoutes
 from gateway.handlers.identity import IdentityRoutes
 from gateway.handlers.inference import InferenceRoutes
+from gateway.handlers.openapi import OpenAPIRoute
 from gateway.handlers.ops import OpsRoutes, edge_refusal, envelop_errors
 from gateway.handlers.receipts import ReceiptRoutes
 from gateway.handlers.tomarkdown import MarkdownRoutes
@@ -385,6 +386,7 @@ class Gateway:
         return [
             CatalogRoutes(self._catalog, books.rate_book, authenticator, started_at=started_at),
             IdentityRoutes(authenticator, books.accounts.find_account),
+            OpenAPIRoute(),
             ReceiptRoutes(
                 authenticator,
                 self._reader,

@@ -20,7 +20,7 @@ class Reason(Enum):
     INVALID_TOKEN = (401, 1000, "edge")
     NO_USER = (403, 9109, "edge")
     NOT_FOUND = (404, 7404, "edge")
-    NOT_HERE = (501, 7501, "edge")
+    NOT_HERE = (404, 7501, "edge")
     NO_ROUTE = (404, 7003, "edge")
     METHOD_NOT_ALLOWED = (405, 7001, "edge")
     MISSING_BODY = (400, 3003, "inference")

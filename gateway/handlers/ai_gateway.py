@@ -44,7 +44,7 @@ class AiGatewayRoutes:
         router.add_post("/ai-gateway/universal/run/{gateway_id}", self.run_universal)
 
     async def url(self, request: web.Request) -> web.Response:
-        """Where the SDK of a provider can be pointed at. Raises Refusal: 501 for those that are not here."""
+        """Where the SDK of a provider can be pointed at. Raises Refusal: 404 for those that are not here."""
         principal = await caller(self._authenticator, request)
         provider = request.match_info["provider"]
         surface = _OWN_PROVIDERS.get(provider)

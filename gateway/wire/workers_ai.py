@@ -23,6 +23,12 @@ _V1_SURFACES = MappingProxyType(
 )
 """Paths of OpenAI's API -> surfaces; below ``/v1`` alone they are called ``plain`` ones."""
 
+ACCOUNT_PATHS = tuple(
+    f"{_ACCOUNTS}{{account_id}}/ai/{path}"
+    for path in ("run", "run/{model}", *(f"v1/{path}" for path in _V1_SURFACES))
+)
+"""The paths of inference below an account, as documentation writes them."""
+
 PLAIN_PATHS = tuple(f"/v1/{path}" for path in _V1_SURFACES)
 _RESOURCES = MappingProxyType({f"ai/v1/{path}": surface for path, surface in _V1_SURFACES.items()})
 _MAX_SESSION_CHARS = 256

@@ -37,10 +37,10 @@ async def test_urls_lead_to_own_surfaces(gateway: Harness, provider: str, surfac
 async def test_other_providers_are_refused_by_name(gateway: Harness) -> None:
     for provider in ("anthropic", "universal"):
         reply = await gateway.get(gateway.root(f"/ai-gateway/gateways/gw1/url/{provider}"))
-        assert (reply.status, reply.json["errors"][0]["code"]) == (501, 7501)
+        assert (reply.status, reply.json["errors"][0]["code"]) == (404, 7501)
         assert provider in reply.json["errors"][0]["message"]
     reply = await gateway.post(gateway.root("/ai-gateway/universal/run/gw1"), [])
-    assert (reply.status, reply.json["errors"][0]["code"]) == (501, 7501)
+    assert (reply.status, reply.json["errors"][0]["code"]) == (404, 7501)
 
 
 async def test_a_log_is_the_usage_record(gateway: Harness) -> None:
@@ -76,5 +76,5 @@ async def test_there_is_no_log_of_what_never_was_and_none_is_changed(gateway: Ha
     url = gateway.root("/ai-gateway/gateways/gw1/logs/nothing")
     headers = {"authorization": f"Bearer {TOKEN}"}
     async with gateway.session.patch(url, json={"feedback": 1}, headers=headers) as response:
-        assert response.status == 501
+        assert response.status == 404
         assert "no feedback" in (await response.json())["errors"][0]["message"]
