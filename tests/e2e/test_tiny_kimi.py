@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import base64
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
 from tests.support.chat import ChatClient, Outcome
-from tests.support.installation import MODEL, Installation, totals_of
+from tests.support.installation import MODEL, ROOT, Installation, totals_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
 
@@ -150,6 +155,28 @@ async def test_images_that_are_elsewhere_or_broken_are_refused_by_name(tiny: Ins
                 outcome = await client.complete(TINY, about(part), stream=is_stream, **SHORT)
                 assert outcome.status == 400
                 assert said in outcome.error
+
+
+def test_the_scorecard_is_met_as_far_as_random_weights_go(tiny: Installation, tmp_path: Path) -> None:
+    """``make verify-kimi`` against what runs here: every row about the form of answers."""
+    account, card = tiny.account, tmp_path / "card.json"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "loadtest.verify_kimi", "--random-weights", "--limit", "5",
+            "--url", f"{account.url}/client/v4/accounts/{account.account_id}/ai/v1", "--model", TINY,
+            "--max-tokens", "64", "--out", str(card),
+        ],
+        env={**os.environ, "EMBERGATE_API_TOKEN": account.api_token, "COLUMNS": "200"},
+        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The weights are random" in done.stdout
+    assert account.api_token not in done.stdout + done.stderr
+    rows = {row["name"]: row for row in json.loads(card.read_text())["rows"]}
+    assert rows["trigger F1"]["verdict"] == "not asserted"
+    assert rows["arguments, forced"]["counts"]["good"] >= 1
+    assert rows["streamed = whole"]["value"] == 1.0
+    assert rows["refusals"]["value"] == 1.0
 
 
 async def test_the_other_model_of_the_catalog_is_not_served(tiny: Installation) -> None:
