@@ -113,9 +113,15 @@ def test_a_stream_of_json_is_read_as_inputs(worker: Worker) -> None:
 
 
 def test_tools_are_called(worker: Worker) -> None:
-    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
     tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
-    inputs = {**INPUTS, "max_tokens": 64, "tools": [tool], "tool_choice": "required"}
+    inputs = {**INPUTS, "max_tokens": 64, "reasoning_effort": None, "parallel_tool_calls": False}
+    inputs |= {"tools": [tool], "tool_choice": "required"}
     answer = worker.result("run", model=TINY, inputs=inputs)
     call = answer["choices"][0]["message"]["tool_calls"][0]
     assert call["function"]["name"] == "weather"
@@ -161,12 +167,53 @@ def test_an_abort_ends_the_work_and_charges_what_was_generated(
     assert installation.num_running() == 0
 
 
+def test_a_batch_is_queued_and_polled_to_its_end(worker: Worker) -> None:
+    requests = [
+        {**INPUTS, "max_tokens": tokens, "ignore_eos": True, "external_reference": f"ref-{tokens}"}
+        for tokens in (2, 3, 4)
+    ]
+    requests.append({"messages": "wrong", "external_reference": "bad"})
+    queued = worker.result("run", model=ALIAS, inputs={"requests": requests}, options={"queueRequest": True})
+    assert queued["status"] == "queued"
+    deadline = time.monotonic() + 60
+    answer: dict[str, Any] = {}
+    while "responses" not in answer:
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.5)
+        answer = worker.result("run", model=ALIAS, inputs={"request_id": queued["request_id"]})
+    *good, bad = answer["responses"]
+    assert [each["id"] for each in answer["responses"]] == [0, 1, 2, 3]
+    assert [each["external_reference"] for each in good] == ["ref-2", "ref-3", "ref-4"]
+    assert [each["result"]["usage"]["completion_tokens"] for each in good] == [2, 3, 4]
+    assert (bad["success"], bad["external_reference"]) == (False, "bad")
+
+
 def test_models_are_listed(worker: Worker) -> None:
-    rows = worker.result("models", params={"search": "kimi", "per_page": 2})
+    rows = worker.result("models", params={"search": "kimi-k2.", "per_page": 2})
     assert len(rows) == 2
     assert all("kimi" in row["name"] for row in rows)
     assert worker.result("models", params={"page": 9}) == []
     assert worker.do("models", params={"page": "x"})["error"]["name"] == "AiInternalError"
+
+
+def test_a_gateway_tells_its_addresses_and_what_a_request_used(worker: Worker) -> None:
+    url = worker.result("gatewayUrl", provider="workers-ai")
+    assert url.endswith("/ai/run")
+    other = worker.do("gatewayUrl", provider="anthropic")["error"]
+    assert other["name"] == "AiGatewayInternalError"
+    assert "anthropic" in other["message"]
+    answer = worker.do("run", model=ALIAS, inputs=INPUTS, options={"gateway": {"id": "gw1"}})
+    usage, log_id = answer["result"]["usage"], answer["seen"]["aiGatewayLogId"]
+    deadline = time.monotonic() + 15
+    while "error" in (log := worker.do("gatewayLog", id=log_id)):
+        assert log["error"]["name"] == "AiGatewayLogNotFound"
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert (log["result"]["tokens_in"], log["result"]["tokens_out"]) == (
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+    )
+    assert "no feedback" in worker.do("patchLog", id=log_id)["error"]["message"]
 
 
 def test_files_become_markdown(worker: Worker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sqlite3
 import subprocess
@@ -85,7 +86,7 @@ class ClientInstallation(Installation):
         return sum(replica["num_in_flight"] for replica in replicas.values())
 
     def _start_tiny(self) -> None:
-        config = json.loads(json.dumps(self.config))
+        config = copy.deepcopy(self.config)
         config["data_dir"] = str(self.data_dir)
         config["gateway"]["port"] = free_port()
         config["replicas"] |= {"model": TINY, "count": 1, "base_port": self._tiny_port, "addresses": []}
