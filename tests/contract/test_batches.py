@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from backend.wire import ErrorDetail
+from gateway.app import Gateway
 from gateway.batches.config import BatchesConfig
+from gateway.config import ReplicaAddress, RoutingConfig
 from tests.support.fake_replica import FakeReplica, Script
-from tests.support.gateway_harness import ACCOUNT, MODEL, OTHER_TOKEN, Harness, Reply, gateway_config
+from tests.support.gateway_harness import (
+    ACCOUNT,
+    BILLING,
+    MODEL,
+    MODELS,
+    OTHER_TOKEN,
+    Harness,
+    Reply,
+    gateway_config,
+)
+from tests.support.waiting import eventually
 
 StartGateway = Callable[..., Awaitable[Harness]]
 
@@ -52,6 +68,13 @@ async def poll(gateway: Harness, request_id: str, timeout_s: float = 10.0) -> di
                 return result
             assert result["status"] in ("queued", "running")
             await asyncio.sleep(0.02)
+
+
+async def metrics_of(gateway: Harness) -> dict[str, float]:
+    """What the gateway exports about batches."""
+    text = (await gateway.get(gateway.root("/metrics"))).body.decode()
+    lines = [line for line in text.splitlines() if line.startswith("embergate_batch")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
 class TestRest:
@@ -231,21 +254,61 @@ class TestRunning:
         assert result["responses"][0]["success"] is False
         assert await gateway.stopped_records() == []
 
+    async def test_live_requests_win(self, start_gateway: StartGateway, replicas: list[FakeReplica]) -> None:
+        """Items fill every place; live requests that find none get theirs, and the items lose nothing."""
+        gateway = await start_gateway(
+            quick_config(routing=RoutingConfig(max_in_flight=4, capacity_wait_s=2.0))
+        )
+        for replica in replicas:
+            replica.script = Script(token_delay_s=1.5)
+        request_id = await submit(gateway, [chat(f"question {n}") for n in range(20)])
+        await eventually(lambda: sum(len(replica.requests) for replica in replicas) == 8)
+        for replica in replicas:
+            replica.script = Script()
+        replies = await asyncio.gather(*(gateway.chat() for _ in range(6)))
+        assert [reply.status for reply in replies] == [200] * 6
+        result = await poll(gateway, request_id)
+        assert sum(item["success"] for item in result["responses"]) == 20
+        assert (await metrics_of(gateway))["embergate_batch_items_preempted_total"] >= 1
+        records = await gateway.stopped_records()
+        assert Counter(record.surface for record in records) == {"batch": 20, "v1": 6}
+        assert {record.status for record in records} == {"ok"}
+
+    async def test_two_gateways_share_a_queue(
+        self, start_gateway: StartGateway, replicas: list[FakeReplica], data_dir: Path
+    ) -> None:
+        first = await start_gateway(quick_config())
+        shared = msgspec.structs.replace(BILLING, database_url=BILLING.database_url_in(data_dir))
+        addresses = [ReplicaAddress(id=replica.id, url=replica.url) for replica in replicas]
+        second = Gateway(quick_config(), MODELS, addresses, shared, data_dir / "second")
+        await second.start()
+        for replica in replicas:
+            replica.script = Script(token_delay_s=0.02)
+        try:
+            request_id = await submit(first, [chat(f"question {n}") for n in range(80)])
+            result = await poll(first, request_id)
+            ended = second.metrics.export().decode()
+        finally:
+            await second.stop()
+        assert sum(item["success"] for item in result["responses"]) == 80
+        assert 'embergate_batch_items_ended_total{outcome="succeeded"}' in ended
+        assert len(await first.stopped_records()) == 80
+
     async def test_metrics_tell_what_waits(
         self, start_gateway: StartGateway, replicas: list[FakeReplica]
     ) -> None:
         gateway = await start_gateway(quick_config())
         for replica in replicas:
-            replica.script = Script(token_delay_s=0.4)
+            replica.script = Script(token_delay_s=1.0)
         request_id = await submit(gateway, [chat(f"question {n}") for n in range(40)])
-        await asyncio.sleep(0.8)
-        text = (await gateway.get(gateway.root("/metrics"))).body.decode()
-        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("embergate_batch"))
-        assert float(values['embergate_batch_items{state="leased"}']) == 16
-        assert float(values['embergate_batch_items{state="queued"}']) == 24
-        assert float(values["embergate_batch_oldest_queued_seconds"]) > 0.3
+        for _ in range(100):
+            values = await metrics_of(gateway)
+            if values['embergate_batch_items{state="leased"}'] == 16:
+                break
+            await asyncio.sleep(0.05)
+        assert values['embergate_batch_items{state="queued"}'] == 24
+        assert values["embergate_batch_oldest_queued_seconds"] > 0.05
         for replica in replicas:
             replica.script = Script()
         await poll(gateway, request_id)
-        text = (await gateway.get(gateway.root("/metrics"))).body.decode()
-        assert 'embergate_batch_items_ended_total{outcome="succeeded"} 40' in text
+        assert (await metrics_of(gateway))['embergate_batch_items_ended_total{outcome="succeeded"}'] == 40
