@@ -13,7 +13,7 @@ number but integers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from billing.schema import ledger_transactions, usage_records
 from billing.usage import UsageRecord
 
 RECEIPT_VERSION = 1
+_ROWS_PER_FETCH = 2_000
 
 _WITHOUT_CARD = frozenset({NO_CHARGE.rate_card_version, UNPRICED.rate_card_version})
 
@@ -131,9 +132,10 @@ _QUERY = select(usage_records, ledger_transactions).join(
 )
 
 
-def newest_receipts(connection: Connection, limit: int | None) -> Sequence[Row[Any]]:
-    """Rows for :func:`receipt_of`, of the newest requests."""
-    return connection.execute(_QUERY.order_by(usage_records.c.request_id.desc()).limit(limit)).all()
+def newest_receipts(connection: Connection, limit: int | None) -> Iterator[Row[Any]]:
+    """Rows for :func:`receipt_of`, of the newest requests; read as they are used up."""
+    query = _QUERY.order_by(usage_records.c.request_id.desc()).limit(limit)
+    yield from connection.execution_options(yield_per=_ROWS_PER_FETCH).execute(query)
 
 
 def receipt_of(row: Row[Any], *, cache_salt: str, currency: str) -> Receipt:
