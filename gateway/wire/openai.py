@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from backend.wire import CHAT_PATH, TokenUsage
 from gateway.errors import Reason, Refusal, bad_input
+from gateway.wire.allowed_tools import narrowed
 from gateway.wire.answer_form import AnswerForm
 from gateway.wire.image_parts import with_image
 from gateway.wire.messages import check_message
@@ -25,9 +26,11 @@ DONE_FRAME = b"data: [DONE]\n\n"
 
 _ABSENT = (b"", b"null")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9.-]{1,30}:")
+_ALLOWED_TOOLS = "allowed_tools"
 _TOOL_CHOICES = ("none", "auto", "required")
 _MAX_CHOICES = 128
 _MAX_LOGIT_BIAS = 1024
+_MAX_METADATA = 16
 
 Byte = Annotated[int, Meta(ge=0, le=255)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -80,6 +83,10 @@ class ChatBody(msgspec.Struct, frozen=True, kw_only=True):
     function_call: str | dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
+    audio: Any = None
+    web_search_options: Any = None
+    verbosity: str | None = None
+    metadata: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | msgspec.UnsetType | None = msgspec.UNSET
     thinking: dict[str, Any] | bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -163,6 +170,9 @@ def decode_chat(raw: bytes, *, path_model: str | None, allows_prompt: bool, max_
     _check_tools(body)
     _check_response_format(body)
     _check_unsupported(body)
+    if isinstance(body.tool_choice, dict) and body.tool_choice.get("type") == _ALLOWED_TOOLS:
+        tools, mode = narrowed(body.tool_choice, body.tools or [])
+        body = msgspec.structs.replace(body, tools=tools, tool_choice=mode)
     stream_options = body.stream_options
     return ChatRequest(
         body=body,
@@ -234,13 +244,13 @@ def _check_tools(body: ChatBody) -> None:
     names: set[str] = set()
     for index, tool in enumerate(body.tools or ()):
         _check_tool(f"/tools/{index}", tool, names)
-    if isinstance(choice, dict):
+    if isinstance(choice, dict) and choice.get("type") != _ALLOWED_TOOLS:
         _check_named_tool(choice, names)
 
 
 def _check_named_tool(choice: dict[str, Any], names: set[str]) -> None:
     if choice.get("type") != "function":
-        raise bad_input("/tool_choice/type", "must be 'function'")
+        raise bad_input("/tool_choice/type", "must be 'function' or 'allowed_tools'")
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
@@ -288,9 +298,17 @@ def _check_response_format(body: ChatBody) -> None:
 def _check_unsupported(body: ChatBody) -> None:
     """Refuse what cannot be honoured: an answer that silently ignores it would be wrong."""
     if body.functions and body.function_call != "none":
-        raise bad_input("/functions", "this model does not support tool calling")
+        raise bad_input("/functions", "is deprecated and not supported: send 'tools'")
     if body.modalities and body.modalities != ["text"]:
         raise bad_input("/modalities", "this model answers with text only")
+    if body.audio is not None:
+        raise bad_input("/audio", "this model answers with text only")
+    if body.web_search_options is not None:
+        raise bad_input("/web_search_options", "there is no web search here; offer it as a tool")
+    if body.verbosity not in (None, "medium"):
+        raise bad_input("/verbosity", "is not supported; ask for it in a message")
+    if body.metadata is not None and len(body.metadata) > _MAX_METADATA:
+        raise bad_input("/metadata", f"must have at most {_MAX_METADATA} entries")
 
 
 def _stop_of(body: ChatBody) -> list[str]:

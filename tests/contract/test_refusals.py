@@ -209,7 +209,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "any"}, "/tool_choice"),
     ({"tool_choice": "required"}, "/tool_choice"),
     ({"tools": [], "tool_choice": "required"}, "/tool_choice"),
-    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "/tool_choice/type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "/tool_choice/type"),
     ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "/tool_choice/function/name"),
     (
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
@@ -233,6 +233,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"thinking": "off"}, "/thinking"),
     ({"functions": [{"name": "f"}]}, "/functions"),
+    ({"audio": {"voice": "alloy", "format": "wav"}}, "/audio"),
+    ({"web_search_options": {}}, "/web_search_options"),
+    ({"verbosity": "low"}, "/verbosity"),
+    ({"metadata": {str(n): "x" for n in range(17)}}, "/metadata"),
     ({"response_format": {"type": "json_schema"}}, "/response_format/json_schema"),
     ({"response_format": {"type": "json_schema", "json_schema": []}}, "/response_format/json_schema"),
     (

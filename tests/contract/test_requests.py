@@ -199,3 +199,55 @@ async def test_the_clients_trace_reaches_the_replica(gateway: Harness, replicas:
     await gateway.chat(headers={"traceparent": traceparent, "tracestate": "a=b"})
     (headers,) = replicas[0].headers + replicas[1].headers
     assert (headers["traceparent"], headers["tracestate"]) == (traceparent, "a=b")
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_only_allowed_tools_reach_the_replica(
+    gateway: Harness, replicas: list[FakeReplica], mode: str
+) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "h")]
+    reply = await gateway.chat(tools=tools, tool_choice=allowed(mode, "h", "f"))
+    assert reply.status == 200, reply.body
+    request = received(replicas)
+    assert [tool["function"]["name"] for tool in request["tools"]] == ["f", "h"]
+    assert request["tool_choice"] == mode
+
+
+@pytest.mark.parametrize(
+    ("choice", "pointer"),
+    [
+        ({"type": "allowed_tools"}, "/tool_choice/allowed_tools"),
+        (allowed("all", "f"), "/tool_choice/allowed_tools/mode"),
+        (allowed("auto"), "/tool_choice/allowed_tools/tools"),
+        (allowed("auto", "f", "x"), "/tool_choice/allowed_tools/tools/1"),
+    ],
+)
+async def test_what_is_wrong_with_allowed_tools_is_named(
+    gateway: Harness, choice: dict[str, Any], pointer: str
+) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    reply = await gateway.chat(tools=tools, tool_choice=choice)
+    assert reply.status == 400
+    assert f"'{pointer}'" in reply.json["errors"][0]["message"]
+
+
+async def test_what_needs_no_doing_is_accepted(gateway: Harness, replicas: list[FakeReplica]) -> None:
+    """Parameters of OpenAI's that only mean something to OpenAI, or are hints."""
+    reply = await gateway.chat(
+        metadata={"a": "b"},
+        user="u",
+        store=True,
+        service_tier="auto",
+        safety_identifier="s",
+        prediction={"type": "content", "content": "x"},
+        prompt_cache_retention="24h",
+        verbosity="medium",
+        modalities=["text"],
+        stream_options=None,
+    )
+    assert reply.status == 200, reply.body
