@@ -393,6 +393,7 @@ class Gateway:
                 self._receipt_keys,
                 salt_for=self._salts.salt_for,
                 currency=books.rate_book.currency,
+                clock=time.monotonic,
             ),
             MarkdownRoutes(
                 authenticator,

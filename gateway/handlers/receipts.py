@@ -17,6 +17,7 @@ from gateway.readers import authenticate_reader
 from gateway.reading import UsageReader
 
 _MAX_ID_CHARS = 200
+_KEY_SET_TTL_S = 10.0
 
 
 class ReceiptRoutes:
@@ -34,12 +35,17 @@ class ReceiptRoutes:
         *,
         salt_for: Callable[[str], str],
         currency: str,
+        clock: Callable[[], float],
     ) -> None:
         self._authenticator = authenticator
         self._reader = reader
         self._keys = keys
         self._salt_for = salt_for
         self._currency = currency
+        self._clock = clock
+        self._signing_key_id = ""
+        self._key_set = b""
+        self._key_set_expires_at = 0.0
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -67,14 +73,22 @@ class ReceiptRoutes:
                 "There is no such request on the books; one appears a moment after its answer.",
             )
         key = await self._reader.call(self._keys.signing_key)
+        if key.id != self._signing_key_id:
+            self._signing_key_id = key.id
+            self._key_set_expires_at = 0.0  # it must be found by whoever looks it up now
         return enveloped(sign(receipt, key))
 
     async def keys(self, request: web.Request) -> web.Response:
-        """All public keys, as a JSON Web Key Set; the signing key is there before it signs anything."""
-        await self._reader.call(self._keys.signing_key)
-        found = await self._reader.read(list_keys)
+        """All public keys, as a JSON Web Key Set; the signing key is there before it signs anything.
+
+        Anybody may ask, so the database is asked every few seconds at most.
+        """
+        if self._clock() >= self._key_set_expires_at:
+            await self._reader.call(self._keys.signing_key)
+            self._key_set = msgspec.json.encode(key_set(await self._reader.read(list_keys)))
+            self._key_set_expires_at = self._clock() + _KEY_SET_TTL_S
         return web.Response(
-            body=msgspec.json.encode(key_set(found)),
+            body=self._key_set,
             content_type="application/json",
             headers={"cache-control": "public, max-age=300"},
         )
