@@ -6,6 +6,7 @@ from gateway.call import SurfaceForm
 from gateway.catalog import Catalog
 from gateway.config import LimitsConfig
 from gateway.handlers.binding import BindingForm
+from gateway.handlers.completions import CompletionsForm
 from gateway.handlers.embeddings import EmbeddingsForm
 from gateway.handlers.native import NativeForm
 from gateway.handlers.openai import OpenAIForm
@@ -26,6 +27,7 @@ def build_surfaces(catalog: Catalog, limits: LimitsConfig) -> dict[str, SurfaceF
     }
     for prefix, encode in (("", encode_refusal), ("plain ", encode_openai_refusal)):
         surfaces[f"{prefix}v1"] = OpenAIForm(limits.max_choices, encode)
+        surfaces[f"{prefix}completions"] = CompletionsForm(limits.max_choices, encode)
         surfaces[f"{prefix}embeddings"] = EmbeddingsForm(limits.max_embedding_inputs, encode)
     surfaces["responses"] = ResponsesForm(encode_responses_refusal)
     surfaces["plain responses"] = ResponsesForm(encode_openai_refusal)

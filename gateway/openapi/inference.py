@@ -17,6 +17,7 @@ from gateway.openapi.parts import (
     answers,
     documented,
 )
+from gateway.wire.completions import CompletionsBody
 from gateway.wire.embeddings import OpenAIBody as EmbeddingsBody
 from gateway.wire.openai import ChatBody
 from gateway.wire.responses import ResponsesBody
@@ -25,6 +26,7 @@ _AFFINITY = ("x-session-affinity",)
 
 
 CHAT = documented(ChatBody, "ChatCompletionRequest")
+COMPLETION = documented(CompletionsBody, "CompletionRequest")
 EMBEDDINGS = documented(EmbeddingsBody, "EmbeddingsRequest")
 RESPONSES = documented(ResponsesBody, "ResponsesRequest")
 
@@ -39,6 +41,12 @@ _V1: tuple[tuple[str, str, type[msgspec.Struct], Content], ...] = (
         "chat/completions",
         "A chat completion.",
         CHAT,
+        _streaming("id", "object", "created", "model", "choices", "usage"),
+    ),
+    (
+        "completions",
+        "A legacy completion.",
+        COMPLETION,
         _streaming("id", "object", "created", "model", "choices", "usage"),
     ),
     ("embeddings", "Vectors of texts.", EMBEDDINGS, answers("object", "data", "model", "usage")),

@@ -17,6 +17,7 @@ _RUN = "ai/run"
 _V1_SURFACES = MappingProxyType(
     {
         "chat/completions": "v1",
+        "completions": "completions",
         "embeddings": "embeddings",
         "responses": "responses",
     }
