@@ -125,8 +125,8 @@ def report_of(figures: list[Figure], threads: int) -> str:
         "# Where the time of a Kimi layer goes\n\n"
         f"`make bench-model`, {threads} thread{'s' * (threads != 1)}, {CONTEXT:,} tokens of context, random "
         f"weights; of the real layer\n{LOADED} of 384 experts are loaded. Shares are of the layer with the "
-        "form of latent attention that the engine takes; the\nother form stands beside it. Experts are INT4 or "
-        "float32 as named, everything else is float32.\n" + table_of(figures) + "\n"
+        "form of latent attention that the engine takes; the\nother form stands beside it. Experts are INT4 "
+        "or float32 as named, everything else is float32.\n" + table_of(figures) + "\n"
     )
 
 
