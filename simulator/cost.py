@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from billing.rates import RateBook
 from billing.usage import UsageRecord
 from simulator.measures import Results
 
+_MAX_TOKENS = 10**9
 _SECONDS_PER_DAY = 86_400
 
 
@@ -25,13 +28,29 @@ class Bill(msgspec.Struct, frozen=True):
 
 
 def bill_of(results: Results, rate_book: RateBook, model: str, at_us: int) -> Bill:
-    """Price all tokens of a run as one request of ``model`` that starts at ``at_us``.
+    """Price all tokens of a run as usage of ``model`` that starts at ``at_us``.
 
     Raises:
         billing.rates.NoRateError: no card of the model is in force.
     """
-    charge = rate_book.price(
-        UsageRecord(
+    charges = [rate_book.price(record) for record in _records(results, model, at_us)]
+    return Bill(
+        charges[0].rate_card_version,
+        sum(charge.amount_nanos for charge in charges),
+        sum(charge.undiscounted_nanos for charge in charges),
+    )
+
+
+def _records(results: Results, model: str, at_us: int) -> Iterator[UsageRecord]:
+    """The tokens of a run in as many records as they need: one holds a number of 31 bits at most."""
+    prompt, cached, output = results.prompt_tokens, results.cached_tokens, results.output_tokens
+    is_first = True
+    while prompt or is_first:
+        is_first = False
+        part = min(prompt, _MAX_TOKENS)
+        cached_part = cached * part // prompt if prompt else 0
+        output_part = output * part // prompt if prompt else output
+        yield UsageRecord(
             request_id="simulation",
             account_id="0" * 32,
             token_id="",
@@ -42,12 +61,11 @@ def bill_of(results: Results, rate_book: RateBook, model: str, at_us: int) -> Bi
             session="",
             started_at_us=at_us,
             finished_at_us=at_us,
-            prompt_tokens=results.prompt_tokens,
-            cached_prompt_tokens=results.cached_tokens,
-            completion_tokens=results.output_tokens,
+            prompt_tokens=part,
+            cached_prompt_tokens=cached_part,
+            completion_tokens=output_part,
         )
-    )
-    return Bill(charge.rate_card_version, charge.amount_nanos, charge.undiscounted_nanos)
+        prompt, cached, output = prompt - part, cached - cached_part, output - output_part
 
 
 def tokens_per_day(results: Results) -> float:

@@ -31,12 +31,11 @@ def render(page: Page) -> str:
     environment = Environment(
         loader=PackageLoader("simulator", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    marks = [(event.at_s, f"{event.kind} {event.replica_id}") for event in page.scenario.pool_events]
     return environment.get_template("report.html").render(
         page=page,
         rows=list(zip(page.runs, page.bills, strict=True)),
         money=lambda nanos: format_nanos(nanos, 2),
         tokens_per_day=tokens_per_day,
         by_policy=by_policy(page.runs),
-        over_time=over_time(page.runs, marks),
+        over_time=over_time(page.runs, page.scenario.marks()),
     )

@@ -96,6 +96,10 @@ class Scenario:
         """The same on another number of replicas."""
         return replace(self, num_replicas=num_replicas)
 
+    def marks(self) -> list[tuple[float, str]]:
+        """When the pool changes, and how, for plots."""
+        return [(event.at_s, f"{event.kind} {event.replica_id}") for event in self.pool_events]
+
     def _replica(self, replica_id: str, block_tokens: int) -> FleetReplica:
         if self.split is not None:
             return DisaggregatedGroup(replica_id, self.profile, block_tokens, self.split)

@@ -54,6 +54,8 @@ for tool in (caches, routing, profiles, fit_profile):
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a page."
 )
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Write hit ratio and waiting over time as SVG.")  # fmt: skip
 @workload_options
 @with_settings
 def run(settings: Settings, /, **given: Any) -> None:
@@ -67,6 +69,8 @@ def run(settings: Settings, /, **given: Any) -> None:
         _print_runs(runs, bills)
     if given["report"] is not None:
         _write_report(given["report"], scenario, runs, bills)
+    if given["plot"] is not None:
+        _write_plot(given["plot"], scenario, runs)
 
 
 @simulate.command()
@@ -201,4 +205,11 @@ def _write_report(
         command="embergate " + shlex.join(sys.argv[1:]),
     )
     path.write_text(render(page), encoding="utf-8")
+    say(f"Wrote {path}")
+
+
+def _write_plot(path: Path, scenario: Scenario, runs: Sequence[Results]) -> None:
+    from simulator.plots import over_time
+
+    path.write_text(over_time(runs, scenario.marks()), encoding="utf-8")
     say(f"Wrote {path}")

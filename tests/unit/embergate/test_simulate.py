@@ -24,12 +24,19 @@ SMALL = [
 def test_policies_are_compared_priced_and_put_on_a_page(command_line: CommandLine, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = command_line.run(
-        "simulate", "run", *SMALL, "--replicas=2", "--policies=rendezvous,round-robin", f"--report={page}"
+        "simulate",
+        "run",
+        *SMALL,
+        "--replicas=2",
+        "--policies=rendezvous,round-robin",
+        f"--report={page}",
+        f"--plot={tmp_path / 'plot.svg'}",
     )
     assert done.returncode == 0, done.stderr
     assert "rendezvous" in done.stdout
     assert "round-robin" in done.stdout
     assert "embergate simulate run" in page.read_text()
+    assert (tmp_path / "plot.svg").read_text().startswith("<svg")
     shown = command_line.run("simulate", "run", *SMALL, "--replicas=2", "--policies=rendezvous", "--json")
     (answer,) = json.loads(shown.stdout)
     assert answer["results"]["num_requests"] >= 40

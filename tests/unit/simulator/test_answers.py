@@ -6,6 +6,7 @@ import math
 import time
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 
 from billing.config import BillingConfig, RateCardConfig
@@ -86,6 +87,17 @@ def test_a_run_is_priced_like_any_usage() -> None:
     assert tokens_per_day(found) == pytest.approx(20 / 1.04 * 86_400)
     with pytest.raises(NoRateError):
         bill_of(found, rate_book(), "@cf/none", NOW_US)
+
+
+def test_the_tokens_of_long_runs_are_priced_too() -> None:
+    """More than a usage record holds."""
+    found = msgspec.structs.replace(
+        results(1, 1.0), prompt_tokens=5 * 10**9 + 7, cached_tokens=3 * 10**9 + 1, output_tokens=10**9 + 3
+    )
+    bill = bill_of(found, rate_book(), MODEL, NOW_US)
+    assert bill.amount_nanos == (2 * 10**9 + 6) * 600 + (3 * 10**9 + 1) * 100 + (10**9 + 3) * 3000
+    nothing = msgspec.structs.replace(found, prompt_tokens=0, cached_tokens=0, output_tokens=0)
+    assert bill_of(nothing, rate_book(), MODEL, NOW_US).saved_share == 0.0
 
 
 def test_the_64th_replica_takes_its_share_and_gives_it_back() -> None:
