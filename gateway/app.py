@@ -384,7 +384,13 @@ class Gateway:
         """Routes that lead to no model."""
         config, books, authenticator = self._config, self._books, self._authenticator
         return [
-            CatalogRoutes(self._catalog, books.rate_book, authenticator, started_at=started_at),
+            CatalogRoutes(
+                self._catalog,
+                books.rate_book,
+                authenticator,
+                started_at=started_at,
+                takes_batches=config.batches.is_enabled,
+            ),
             IdentityRoutes(authenticator, books.accounts.find_account),
             OpenAPIRoute(),
             ReceiptRoutes(

@@ -33,11 +33,18 @@ class CatalogRoutes:
     """The catalog's routes. Prices are those in force at the moment, for the account that asks."""
 
     def __init__(
-        self, catalog: Catalog, rate_book: RateBook, authenticator: Authenticator, *, started_at: int
+        self,
+        catalog: Catalog,
+        rate_book: RateBook,
+        authenticator: Authenticator,
+        *,
+        started_at: int,
+        takes_batches: bool,
     ) -> None:
         self._catalog = catalog
         self._rate_book = rate_book
         self._authenticator = authenticator
+        self._takes_batches = takes_batches
         self._since = datetime.fromtimestamp(started_at, UTC).strftime("%Y-%m-%d %H:%M:%S.000")
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -85,7 +92,13 @@ class CatalogRoutes:
         return enveloped([])
 
     def _rows(self, account_id: str) -> list[Row]:
-        return list_rows(self._catalog, self._cards(account_id), self._rate_book.currency, self._since)
+        return list_rows(
+            self._catalog,
+            self._cards(account_id),
+            self._rate_book.currency,
+            since=self._since,
+            takes_batches=self._takes_batches,
+        )
 
     def _cards(self, account_id: str) -> Mapping[str, RateCard]:
         now_us = time.time_ns() // 1000

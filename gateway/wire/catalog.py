@@ -108,8 +108,11 @@ def decode_query(parameters: Mapping[str, str]) -> Query:
     )
 
 
-def list_rows(catalog: Catalog, cards: Mapping[str, RateCard], currency: str, since: str) -> list[Row]:
+def list_rows(
+    catalog: Catalog, cards: Mapping[str, RateCard], currency: str, *, since: str, takes_batches: bool
+) -> list[Row]:
     """All rows. ``cards`` are those in force, by model id; ``since`` dates models whose entry does not."""
+    common = [Property("async_queue", "true")] if takes_batches else []
     rows = []
     for name in catalog.names():
         model = catalog.find(name)
@@ -122,7 +125,7 @@ def list_rows(catalog: Catalog, cards: Mapping[str, RateCard], currency: str, si
                 task=task_of(model),
                 created_at=f"{model.created_at} 00:00:00.000" if model.created_at else since,
                 tags=model.tags,
-                properties=_properties(name, model, cards.get(model.id), currency),
+                properties=_properties(name, model, cards.get(model.id), currency, common),
             )
         )
     return rows
@@ -205,7 +208,9 @@ def _is_wanted(row: Row, query: Query, today: date) -> bool:
     return query.include_deprecated and today < end + _SHOWN_AFTER_DEPRECATION
 
 
-def _properties(name: str, model: ServedModel, card: RateCard | None, currency: str) -> list[Property]:
+def _properties(
+    name: str, model: ServedModel, card: RateCard | None, currency: str, common: Sequence[Property]
+) -> list[Property]:
     properties = [Property("context_window", str(model.max_model_len))]
     if card is not None:
         properties.append(Property("price", _prices(model, card, currency)))
@@ -213,6 +218,7 @@ def _properties(name: str, model: ServedModel, card: RateCard | None, currency: 
         properties.append(Property("alias_of", model.id))
     if model.sees_images and "vision" not in model.properties:
         properties.append(Property("vision", "true"))
+    properties += [each for each in common if each.property_id not in model.properties]
     return properties + [Property(key, value) for key, value in model.properties.items()]
 
 

@@ -64,6 +64,7 @@ async def test_a_row_says_what_the_model_is_and_costs(catalog: Harness) -> None:
             {"unit": "per M cached input tokens", "price": 0.1, "currency": "USD"},
         ],
         "vision": "true",
+        "async_queue": "true",
         "function_calling": "true",
         "reasoning": "true",
     }
