@@ -2,9 +2,13 @@
 
 The harness lies in a directory named by EMBERGATE_BENCH_DIR (default: ``../shared/bench`` beside the
 repository): ``setup_peers.sh`` installs the peers under PEERS (default ``~/.cache/embergate-peers``) and
-``gateway/run.py`` measures. Upstream and load client run on core 0, the gateway on core 1. Authentication,
-limits, routing and durable metering are on in the gateway and are checked afterwards: as many usage records
-as served requests.
+``gateway/`` holds what is sent. Upstream and load client run on core 0, the gateway on core 1.
+Authentication, limits, routing and durable metering are on in the gateway and are checked afterwards: as many
+usage records as served requests.
+
+Gateways take turns in slices of S seconds, so that what else the machine does disturbs all of them alike;
+what is reported is the median of the ratios of neighbouring slices. Refuses to start when a port that it
+needs is busy.
 
 Options: --rounds N, --seconds S, --peers NAME ..., --write (docs/reports/gateway.md).
 """
@@ -12,7 +16,6 @@ Options: --rounds N, --seconds S, --peers NAME ..., --write (docs/reports/gatewa
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -35,7 +38,9 @@ from gateway.config import (
     ServedModel,
     TelemetryConfig,
 )
-from tests.bench.gateway_report import Measurement, medians, render
+from tests.bench.gateway_processes import Peer, PortBusyError, known_peers
+from tests.bench.gateway_report import Measurement, render
+from tests.bench.gateway_slices import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "docs" / "reports" / "gateway.md"
@@ -57,7 +62,7 @@ INSTALLS = {  # what of the harness's set-up the peers of a name need, and what 
 def main() -> int:
     options = _options()
     bench_dir = Path(os.environ.get("EMBERGATE_BENCH_DIR", ROOT.parent / "shared" / "bench"))
-    if not (bench_dir / "gateway" / "run.py").is_file():
+    if not (bench_dir / "gateway" / "body_plain.json").is_file():
         print(f"No benchmark harness at {bench_dir}. Set EMBERGATE_BENCH_DIR to the directory that has it.")
         return 2
     if len(os.sched_getaffinity(0)) < 2:
@@ -68,12 +73,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="embergate-bench-") as name:
         data_dir = Path(name)
         _prepare(data_dir)
-        results = _measure(bench_dir, peers_dir, data_dir, options)
+        try:
+            results = _measure(bench_dir, peers_dir, data_dir, options)
+        except PortBusyError as error:
+            print(f"The benchmark cannot start: {error}")
+            return 2
         served, recorded = _served(results), _num_records(data_dir)
     if recorded < served:
         print(f"FAILED: {served} requests were served and only {recorded} usage records are in the ledger")
         return 1
-    text = render(medians(results), NAME, recorded)
+    text = render(results, NAME, recorded)
     print(text)
     if options.write:
         REPORT.parent.mkdir(parents=True, exist_ok=True)
@@ -84,8 +93,8 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench_gateway", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--peers", nargs="*", default=DEFAULT_PEERS)
     parser.add_argument("--write", action="store_true")
     return parser.parse_args()
@@ -139,22 +148,24 @@ def _prepare(data_dir: Path) -> None:
 def _measure(
     bench_dir: Path, peers_dir: Path, data_dir: Path, options: argparse.Namespace
 ) -> list[Measurement]:
-    command = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "gateway", str(data_dir / "gateway.json")]
-    out = data_dir / "results.json"
-    subprocess.run(
-        [
-            sys.executable,
-            str(bench_dir / "gateway" / "run.py"),
-            str(out),
-            str(options.rounds),
-            str(options.seconds),
-            *options.peers,
-            NAME,
-        ],
-        env=os.environ | {"PEERS": str(peers_dir), "EXTRA": json.dumps({NAME: [PORT, PATH, [], command]})},
-        check=True,
-    )
-    return msgspec.json.decode(out.read_bytes(), type=list[Measurement])
+    """Raises PortBusyError."""
+    known = known_peers(bench_dir, peers_dir)
+    unknown = [peer for peer in options.peers if peer not in known]
+    if unknown:
+        sys.exit(f"unknown peers {', '.join(unknown)}; known are {', '.join(known)}")
+    command = ("env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "gateway", str(data_dir / "gateway.json"))
+    peers = [*(known[peer] for peer in options.peers), Peer(NAME, PORT, command, PATH)]
+    results: list[Measurement] = []
+    with Bench(bench_dir, peers_dir, peers, data_dir) as bench:
+        for one in bench.measure(options.rounds, options.seconds):
+            results.append(one)
+            print(
+                f"{one.number} {one.gw:18} {one.kind:6} c={one.conc:<3} {one.rps:9,.0f}/s "
+                f"p50 {one.p50:7.0f} us, CPU {one.cpu_per_1k:.3f} s/1000, "
+                f"errors {one.err}, {one.busy:.1f} cores busy",
+                flush=True,
+            )
+    return results
 
 
 def _served(results: list[Measurement]) -> int:

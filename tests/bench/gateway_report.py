@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 import msgspec
@@ -13,13 +13,14 @@ import msgspec
 class Measurement(msgspec.Struct):
     """One line of the harness: gateway ``gw`` under ``conc`` clients of one ``kind`` (times in microseconds).
 
-    ``cpu_per_1k`` is CPU seconds of the gateway per 1,000 requests; ``other`` the share of the machine that
-    processes outside of the measurement took.
+    ``number`` is the round: slices of one round were neighbours in time. ``cpu_per_1k`` is CPU seconds of the
+    gateway per 1,000 requests; ``busy`` how many cores of the machine were busy, with whatever.
     """
 
     gw: str
     kind: str
     conc: int
+    number: int
     done: int
     rps: float
     p50: float
@@ -28,7 +29,7 @@ class Measurement(msgspec.Struct):
     cpu_per_1k: float
     pss: float
     err: int
-    other: float
+    busy: float
 
 
 Key = tuple[str, str, int]
@@ -44,7 +45,7 @@ class Row(msgspec.Struct):
     cpu_per_1k: float
     pss: float
     err: int
-    other: float
+    busy: float
 
 
 def medians(results: Iterable[Measurement]) -> dict[Key, Row]:
@@ -63,7 +64,7 @@ def _median(group: list[Measurement]) -> Row:
         cpu_per_1k=median(one.cpu_per_1k for one in group),
         pss=median(one.pss for one in group),
         err=sum(one.err for one in group),
-        other=median(one.other for one in group),
+        busy=median(one.busy for one in group),
     )
 
 
@@ -72,7 +73,9 @@ _HEAD = """# The gateway beside its peers
 `make bench-gateway`: one run, one machine ({machine}, two cores), the gateway on one core, upstream and load
 client on the other. `{name}` has authentication, limits, routing and durable metering on: {records} requests
 were served and each has its usage record in the ledger. The peers do what their names say and meter nothing.
-Absolute figures drift from machine to machine: read the ratios.
+Absolute figures drift from machine to machine: read the ratios. {rounds} rounds of short slices in which the
+gateways take turns; the first table has medians, the second the median (least to greatest) of the ratios of
+slices that were neighbours in time.
 
 - plain: answers in one piece, requests per second at 1, 16 and 64 connections.
 - added: what the gateway adds to the latency of one connection, in microseconds (p50, p99).
@@ -97,17 +100,38 @@ _COLUMNS = (
 )
 
 
-def render(rows: dict[Key, Row], name: str, num_records: int) -> str:
-    """The report as Markdown: a table of medians, and the ratios to the bare aiohttp pass-through."""
+def render(results: Sequence[Measurement], name: str, num_records: int) -> str:
+    """The report as Markdown: a table of medians, and the ratios to every peer."""
+    rows = medians(results)
     gateways = list(dict.fromkeys(gateway for gateway, _, _ in rows))
-    lines = [_HEAD.format(machine=_machine(), name=name, records=f"{num_records:,}")]
+    num_rounds = 1 + max(result.number for result in results)
+    lines = [_HEAD.format(machine=_machine(), name=name, records=f"{num_records:,}", rounds=num_rounds)]
     lines += [_line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
     lines += [_line(_cells(rows, gateway)) for gateway in gateways]
-    if "aiohttp" in gateways and name in gateways:
-        lines += ["", *_ratios(rows, gateways, name)]
-    busy = max(row.other for row in rows.values())
-    lines += ["", f"Other processes took at most {busy:.0%} of one core during a measurement.", ""]
+    peers = [gateway for gateway in gateways if gateway not in (name, "direct")]
+    if peers:
+        lines += ["", *_ratios(results, peers, name)]
+    busy = [row.busy for row in rows.values()]
+    lines += ["", f"{min(busy):.1f} to {max(busy):.1f} cores of the machine were busy during a slice.", ""]
     return "\n".join(lines)
+
+
+def _rps(one: Measurement) -> float:
+    return one.rps
+
+
+def _cpu(one: Measurement) -> float:
+    return one.cpu_per_1k
+
+
+_COMPARED: tuple[tuple[str, str, int, Callable[[Measurement], float]], ...] = (
+    ("plain c=1", "plain", 1, _rps),
+    ("plain c=16", "plain", 16, _rps),
+    ("plain c=64", "plain", 64, _rps),
+    ("CPU plain", "plain", 64, _cpu),
+    ("burst c=16", "stream", 16, _rps),
+    ("CPU paced", "paced", 64, _cpu),
+)
 
 
 def _cells(rows: dict[Key, Row], gateway: str) -> list[str]:
@@ -131,31 +155,21 @@ def _cells(rows: dict[Key, Row], gateway: str) -> list[str]:
     ]
 
 
-def _ratios(rows: dict[Key, Row], gateways: list[str], name: str) -> list[str]:
-    lines = [
-        _line(
-            [
-                f"{name} / peer",
-                "plain c=1",
-                "plain c=16",
-                "plain c=64",
-                "CPU plain",
-                "burst c=16",
-                "CPU paced",
+def _ratios(results: Sequence[Measurement], peers: Sequence[str], name: str) -> list[str]:
+    """Median, and in brackets the least and the greatest, of the ratios of neighbouring slices."""
+    slices = {(one.gw, one.kind, one.conc, one.number): one for one in results}
+    titles = [title for title, _, _, _ in _COMPARED]
+    lines = [_line([f"{name} / peer", *titles]), _line(["---"] * (1 + len(titles)))]
+    for peer in peers:
+        cells = [peer]
+        for _, kind, conc, figure in _COMPARED:
+            pairs = [
+                figure(one) / max(figure(slices[peer, kind, conc, number]), 1e-9)
+                for (gateway, *scenario, number), one in slices.items()
+                if gateway == name and scenario == [kind, conc]
             ]
-        ),
-        _line(["---"] * 7),
-    ]
-    for peer in gateways:
-        if peer in (name, "direct"):
-            continue
-        ratios = [rows[name, "plain", conc].rps / rows[peer, "plain", conc].rps for conc in (1, 16, 64)]
-        ratios += [
-            rows[name, "plain", 64].cpu_per_1k / max(rows[peer, "plain", 64].cpu_per_1k, 1e-9),
-            rows[name, "stream", 16].rps / rows[peer, "stream", 16].rps,
-            rows[name, "paced", 64].cpu_per_1k / max(rows[peer, "paced", 64].cpu_per_1k, 1e-9),
-        ]
-        lines.append(_line([peer, *(f"{ratio:.2f}" for ratio in ratios)]))
+            cells.append(f"**{median(pairs):.2f}** ({min(pairs):.2f} to {max(pairs):.2f})")
+        lines.append(_line(cells))
     return lines
 
 
