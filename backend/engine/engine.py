@@ -19,7 +19,7 @@ from torch import Tensor
 
 from backend.config import BackendConfig, CacheConfig
 from backend.engine.block_pool import BlockPool
-from backend.engine.grammars import GrammarPool
+from backend.engine.grammars import Compilation, GrammarPool
 from backend.engine.messages import EngineInfo, EngineStats, RefusalCode, SequenceRequest, TokenOutput
 from backend.engine.pace import PrefillPace
 from backend.engine.prefix_cache import DIGEST_BYTES, PrefixCache
@@ -190,6 +190,14 @@ class Engine:
         """Whether a sequence is running or waiting."""
         return self._scheduler.has_work
 
+    def prepare(self, request: SequenceRequest) -> Compilation | None:
+        """Begin with what a sequence needs beside its steps: its grammar, compiled in a thread.
+
+        None when there is nothing to wait for. A sequence that is submitted before it is done may hold up a
+        step of all others.
+        """
+        return self._sampler.expect(request)
+
     def submit(self, request: SequenceRequest) -> None:
         """Queue a sequence, or put out its refusal."""
         self._num_requests += 1
@@ -199,7 +207,7 @@ class Engine:
                 raise RefusedError("invalid_request", "media: this model takes text only")
             sequence = Sequence(request, eos_token_ids=self.info.eos_token_ids, arrived_at_s=self._clock_s())
             self._scheduler.add(sequence, reject_if_busy=request.reject_if_busy)
-            self._sampler.expect(sequence)
+            self._sampler.expect(request)
         except RefusedError as refusal:
             self._put_refusal(request.sequence_id, refusal.code, refusal.message)
 

@@ -1,7 +1,7 @@
 """Grammars in the engine: where each sequence stands in its own, and which tokens may come next.
 
-A grammar is compiled beside the engine's loop, from the moment its sequence is known; by the time the prompt
-is computed it is usually there. A sequence's place in its grammar is a function of its generated tokens
+A grammar is compiled beside the engine's loop, from the moment its sequence is known, and the sequence is
+admitted when it is there. A sequence's place in its grammar is a function of its generated tokens
 alone: preemption and recomputation change nothing.
 """
 
@@ -23,6 +23,9 @@ from backend.engine.sequence import Sequence
 from backend.text.grammar_tokenizer import build_matcher
 
 Words = npt.NDArray[np.int32]
+
+Compilation = Future[LLMatcher]
+"""A grammar on its way."""
 
 _BITS_PER_WORD = 32
 
@@ -106,9 +109,9 @@ class GrammarPool:
     def num_cached(self) -> int:
         return len(self._compiled)
 
-    def prepare(self, grammar: str) -> None:
-        """Begin to compile a grammar that will be needed."""
-        self._find(grammar)
+    def prepare(self, grammar: str) -> Compilation:
+        """Begin to compile a grammar that will be needed; done when :meth:`new` will not wait for it."""
+        return self._find(grammar)
 
     def new(self, grammar: str) -> TokenGrammar:
         """The beginning of a grammar; waits until it is compiled.

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from backend.engine.grammars import GrammarError, GrammarPool, TokenGrammar
-from backend.engine.messages import SamplingParams, TokenLogprobs
+from backend.engine.grammars import Compilation, GrammarError, GrammarPool, TokenGrammar
+from backend.engine.messages import SamplingParams, SequenceRequest, TokenLogprobs
 from backend.engine.sequence import Sequence
 
 GREEDY_BELOW_TEMPERATURE = 1e-5
@@ -74,10 +74,11 @@ class Sampler:
         self._grammars = grammars
         self._rows: dict[int, _Row] = {}
 
-    def expect(self, sequence: Sequence) -> None:
-        """Prepare for a sequence that will be sampled for."""
-        if self._grammars is not None and sequence.sampling.grammar:
-            self._grammars.prepare(sequence.sampling.grammar)
+    def expect(self, request: SequenceRequest) -> Compilation | None:
+        """Prepare for a sequence that will be sampled for; what that takes time for, if anything."""
+        if self._grammars is None or not request.sampling.grammar:
+            return None
+        return self._grammars.prepare(request.sampling.grammar)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, sequences: ListOf[Sequence]) -> list[Sampled]:

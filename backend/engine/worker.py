@@ -29,7 +29,7 @@ from llguidance import LLTokenizer
 from backend.config import BackendConfig
 from backend.engine.engine import Engine, StepRunner
 from backend.engine.frames import FrameBuffer, encode_frame
-from backend.engine.grammars import GrammarPool
+from backend.engine.grammars import Compilation, GrammarPool
 from backend.engine.messages import (
     AbortSequences,
     Configure,
@@ -46,6 +46,9 @@ from backend.text.model_text import load_model_text
 
 IDLE_CHECK_AFTER_S = 1.0
 """Without work for this long, the engine checks its books once."""
+
+GRAMMAR_POLL_S = 0.005
+"""How often an engine without other work looks whether a grammar is compiled."""
 
 PROGRESS_INTERVAL_S = 0.5
 """Progress of loading is sent at most so often."""
@@ -115,6 +118,8 @@ class EngineLoop:
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine = engine
         self._channel = channel
+        # Sequences whose grammars are being compiled; the HTTP side bounds how many it asks for.
+        self._unready: dict[int, tuple[SequenceRequest, Compilation]] = {}
 
     def run(self) -> None:
         """Serve for ever.
@@ -127,6 +132,7 @@ class EngineLoop:
             if not engine.has_work:
                 self._sleep()
             self._look_up()
+            self._admit_ready()
             if engine.has_work:
                 engine.step(self._look_up)
                 channel.send(StepOutputs(engine.take_outputs(), engine.stats()))
@@ -141,16 +147,38 @@ class EngineLoop:
 
     def _sleep(self) -> None:
         """Wait for a message. When none comes soon, use the quiet moment to check the books."""
+        if self._unready:
+            self._channel.wait(GRAMMAR_POLL_S)
+            return
         if not self._channel.wait(IDLE_CHECK_AFTER_S):
             self._engine.check_invariants()
             self._channel.wait(None)
 
     def _take(self, message: ToEngine) -> None:
         if isinstance(message, SequenceRequest):
-            self._engine.submit(message)
+            self._admit(message)
         elif isinstance(message, AbortSequences):
             for sequence_id in message.sequence_ids:
+                if unready := self._unready.pop(sequence_id, None):
+                    self._engine.submit(unready[0])  # so that its end is told like any other's
                 self._engine.abort(sequence_id)
+
+    def _admit(self, request: SequenceRequest) -> None:
+        """Submit a sequence, later if its grammar has to be compiled first.
+
+        That takes up to seconds, in which a step that waits for it would hold up everybody.
+        """
+        compiled = self._engine.prepare(request)
+        if compiled is None or compiled.done():
+            self._engine.submit(request)
+        else:
+            self._unready[request.sequence_id] = (request, compiled)
+
+    def _admit_ready(self) -> None:
+        for sequence_id, (request, compiled) in list(self._unready.items()):
+            if compiled.done():
+                del self._unready[sequence_id]
+                self._engine.submit(request)
 
 
 def serve(sock: socket.socket, load_runner: LoadRunner, load_grammars: LoadGrammars | None = None) -> int:

@@ -236,6 +236,27 @@ async def test_a_compilation_is_bounded_in_time_and_others_are_not_blamed_for_it
     compiler.close()
 
 
+async def test_the_event_loop_goes_on_while_a_large_schema_is_compiled(compiler: GrammarCompiler) -> None:
+    """Half a second and more of compiling, none of which any stream of the replica may feel."""
+    choices = [
+        {"type": "object", "properties": {"kind": {"const": number}, f"size{number}": {"type": "integer"}}}
+        for number in range(500)
+    ]
+    await grammar_of(compiler, {"const": 1})  # the vocabulary is there
+    started_at = time.perf_counter()
+    compiling = asyncio.create_task(grammar_of(compiler, {"anyOf": choices}))
+    gaps = []
+    while not compiling.done():
+        beat_at = time.perf_counter()
+        await asyncio.sleep(0.001)
+        gaps.append(time.perf_counter() - beat_at)
+    await compiling
+    took_s = time.perf_counter() - started_at
+    assert took_s > 0.1, "not worth the name"
+    assert len(gaps) > 20
+    assert max(gaps) < max(0.1, took_s / 3)
+
+
 # A sixth of the schemas is enough to notice a change, the rest is for whoever has a minute.
 @pytest.mark.parametrize(
     ("share", "num_supported"),
