@@ -25,6 +25,10 @@ class BucketSize(msgspec.Struct, frozen=True):
         """``num`` units a minute; a minute's worth at once unless ``capacity`` says otherwise."""
         return cls(max(MINUTE_NS // num, 1), num if capacity is None else capacity)
 
+    def num_left(self, full_in_ns: int) -> int:
+        """Units in a bucket that will be full again in so many nanoseconds."""
+        return max(self.capacity - -(-full_in_ns // self.interval_ns), 0)
+
 
 class RateBuckets:
     """Buckets of one kind by (account, model). At most ``max_tracked`` are remembered."""
@@ -54,8 +58,7 @@ class RateBuckets:
 
     def num_left(self, key: BucketKey, size: BucketSize, now_ns: int) -> int:
         """Units that could be taken right now."""
-        missing_ns = self.full_in_ns(key, now_ns)
-        return max(size.capacity - -(-missing_ns // size.interval_ns), 0)
+        return size.num_left(self.full_in_ns(key, now_ns))
 
     def full_in_ns(self, key: BucketKey, now_ns: int) -> int:
         """How long until the bucket is full again; 0 when it is."""

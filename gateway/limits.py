@@ -145,6 +145,8 @@ class _Sizes(msgspec.Struct, frozen=True):
     limits: RateLimits
     requests: BucketSize
     tokens: BucketSize | None
+    requests_header: tuple[str, str]
+    tokens_header: tuple[str, str]
 
     @classmethod
     def of(cls, limits: RateLimits) -> _Sizes:
@@ -153,6 +155,8 @@ class _Sizes(msgspec.Struct, frozen=True):
             limits,
             BucketSize.per_minute(limits.requests_per_minute, limits.burst_requests),
             None if per_minute is None else BucketSize.per_minute(per_minute),
+            ("x-ratelimit-limit-requests", str(limits.requests_per_minute)),
+            ("x-ratelimit-limit-tokens", str(per_minute)),
         )
 
 
@@ -217,13 +221,21 @@ class AccountLimits:
         key = (account_id, model)
         sizes = self._sizes.get(account_id, self._default)
         now_ns = self._clock_ns()
-        shown = _headers(
-            "requests", self.requests, key, sizes.requests, sizes.limits.requests_per_minute, now_ns
+        size, full_in_ns = sizes.requests, self.requests.full_in_ns(key, now_ns)
+        shown = (
+            sizes.requests_header,
+            ("x-ratelimit-remaining-requests", str(size.num_left(full_in_ns))),
+            ("x-ratelimit-reset-requests", _duration(full_in_ns)),
         )
-        per_minute = sizes.limits.tokens_per_minute
-        if sizes.tokens is None or per_minute is None:
+        if sizes.tokens is None:
             return shown
-        return shown + _headers("tokens", self.tokens, key, sizes.tokens, per_minute, now_ns)
+        full_in_ns = self.tokens.full_in_ns(key, now_ns)
+        return (
+            *shown,
+            sizes.tokens_header,
+            ("x-ratelimit-remaining-tokens", str(sizes.tokens.num_left(full_in_ns))),
+            ("x-ratelimit-reset-tokens", _duration(full_in_ns)),
+        )
 
     def _rate_refusal(
         self, key: BucketKey, sizes: _Sizes, now_ns: int, wait_ns: int, message: str
@@ -234,16 +246,6 @@ class AccountLimits:
             retry_after_s=-(-wait_ns // _SECOND_NS),
             headers=self.headers(*key),
         )
-
-
-def _headers(
-    kind: str, buckets: RateBuckets, key: BucketKey, size: BucketSize, per_minute: int, now_ns: int
-) -> Headers:
-    return (
-        (f"x-ratelimit-limit-{kind}", str(per_minute)),
-        (f"x-ratelimit-remaining-{kind}", str(buckets.num_left(key, size, now_ns))),
-        (f"x-ratelimit-reset-{kind}", _duration(buckets.full_in_ns(key, now_ns))),
-    )
 
 
 def _duration(wait_ns: int) -> str:
