@@ -248,6 +248,7 @@ class Gateway:
             gateway_id,
             config.budgets,
             left_over=self._books.left_over,
+            is_all_posted=lambda: not self._books.spool.num_unposted,
         )
         self._reader = UsageReader(self._books.store, config.analytics)
         self._dashboard = build_dashboard(

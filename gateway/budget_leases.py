@@ -31,14 +31,21 @@ class BudgetLeases:
         config: BudgetsConfig,
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
         left_over: Callable[[], list[UsageRecord]] = list,
+        is_all_posted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``left_over`` gives the records in the journal that an earlier process left; blocking."""
+        """``left_over`` gives the records in the journal that an earlier process left; blocking.
+
+        ``is_all_posted`` says whether nothing waits in the journal. What was settled here and is neither in
+        the journal nor in the ledger for as long as a lease lasts will never be there, and is forgotten.
+        """
         self._budgets = budgets
         self._book = book
         self._gateway_id = gateway_id
         self._config = config
         self._clock_us = clock_us
         self._read_left_over = left_over
+        self._is_all_posted = is_all_posted
+        self._num_missed: dict[str, int] = {}
         self._left_over: list[UsageRecord] = []
         self._is_wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -74,12 +81,16 @@ class BudgetLeases:
             self._budgets.replace(budgets, self._clock_us())
             self._budgets.recall(self._left_over)
             self._left_over = []
+            missed: dict[str, int] = {}
             for one in self._budgets.tracked:
-                await self._renew(one)
+                missed |= await self._renew(one)
+            self._num_missed = missed
         except StoreError as error:
             _log.warning("budgets could not be read: %s", error)
 
-    async def _renew(self, one: TrackedBudget) -> None:
+    async def _renew(self, one: TrackedBudget) -> dict[str, int]:
+        """Returns how often each settled request has been missed in the ledger and the journal."""
+        may_be_missed = set(one.window.pending) if self._is_all_posted() else set()
         window = one.window_at(self._clock_us())
         free_nanos = window.free_nanos if one.has_lease else 0
         window.held_nanos = window.used_nanos + free_nanos  # no more is committed until the answer is there
@@ -94,6 +105,12 @@ class BudgetLeases:
         )
         one.has_lease = True
         window.learn(lease)
+        missed = {each: self._num_missed.get(each, 0) + 1 for each in may_be_missed if each in window.pending}
+        for request_id, num_missed in missed.items():
+            if num_missed * self._config.refresh_s >= self._config.lease_s:
+                _log.warning("request %s: what it cost never reached the ledger", request_id)
+                window.drop(request_id)
+        return missed
 
     async def _keep_refreshing(self) -> None:
         while True:

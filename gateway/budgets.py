@@ -65,10 +65,14 @@ class Window:
         self.pending[request_id] = nanos
         self.pending_nanos += nanos
 
+    def drop(self, request_id: str) -> None:
+        """It is in the ledger, or will never be."""
+        self.pending_nanos -= self.pending.pop(request_id, 0)
+
     def learn(self, lease: Lease) -> None:
         """Take over what the ledger has, and what may be held from now on."""
         for request_id in lease.posted:
-            self.pending_nanos -= self.pending.pop(request_id, 0)
+            self.drop(request_id)
         self.limit_nanos = lease.limit_nanos
         self.charged_nanos = lease.charged_nanos
         self.others_nanos = lease.others_nanos

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 class Gateway:
     """The part of a gateway that keeps budgets; what it settles is posted when it is told to."""
 
-    def __init__(self, store: Store, name: str, config: BudgetsConfig | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        config: BudgetsConfig | None = None,
+        is_all_posted: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.name = name
         self.rate_book: RateBook = book()
         self.budgets = Budgets(self.rate_book, lambda: self.leases.want())
@@ -43,6 +49,7 @@ class Gateway:
             name,
             config or BudgetsConfig(refresh_s=0.01),
             clock_us=lambda: NOON_US,
+            is_all_posted=is_all_posted,
         )
         self.num_admitted = 0
         self.unposted: list[UsageRecord] = []
@@ -129,3 +136,17 @@ async def test_a_store_that_is_away_leaves_what_is_held(
     gateway.leases.release()
     assert any("budgets could not be read" in line for line in caplog.messages)
     assert any("could not be given back" in line for line in caplog.messages)
+
+
+async def test_what_never_reaches_the_ledger_is_forgotten_after_a_while(store: Store) -> None:
+    BudgetBook(store, clock=lambda: NOON_US).set_budget(ACCOUNT, "total", 10 * ESTIMATE)
+    gateway = Gateway(store, "a", BudgetsConfig(refresh_s=20.0, lease_s=60.0), is_all_posted=lambda: True)
+    await gateway.leases.start()
+    gateway.settle(gateway.admit())
+    window = gateway.budgets.tracked[0].window
+    for _ in range(2):
+        await gateway.leases.refresh()
+        assert window.pending_nanos == ESTIMATE
+    await gateway.leases.refresh()
+    assert (window.pending_nanos, window.held_nanos) == (0, 10 * ESTIMATE)
+    await gateway.leases.stop()
