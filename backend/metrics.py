@@ -154,6 +154,12 @@ class _EngineCollector(Collector):
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", stats.prompt_tokens),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.cached_prompt_tokens),
             ("num_preemptions", "Sequences that lost their blocks to others", stats.num_preemptions),
+            ("spec_decode_num_draft_tokens", "Tokens guessed", stats.num_draft_tokens),
+            (
+                "spec_decode_num_accepted_tokens",
+                "Guessed tokens that the model confirmed",
+                stats.num_right_draft_tokens,
+            ),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])

@@ -75,7 +75,7 @@ class ScriptedEngine:
         return EngineStats(
             num_running=len(self._streams), num_blocks=64, num_free_blocks=40, num_cached_blocks=16,
             prompt_tokens=100, cached_prompt_tokens=32, completion_tokens=7, num_preemptions=3,
-            num_requests=2,
+            num_requests=2, num_draft_tokens=40, num_right_draft_tokens=30,
         )  # fmt: skip
 
     def new_sequence_id(self) -> int:

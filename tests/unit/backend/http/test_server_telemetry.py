@@ -74,6 +74,8 @@ class TestMetrics:
             "prefix_cache_queries_total": 100,
             "prefix_cache_hits_total": 32,
             "num_preemptions_total": 3,
+            "spec_decode_num_draft_tokens_total": 40,
+            "spec_decode_num_accepted_tokens_total": 30,
         }.items():
             assert await metric(replica, with_model(f"vllm:{name}")) == value
 
