@@ -326,6 +326,7 @@ class Gateway:
                 NATIVE_ENDPOINT: surfaces["run"],
                 "/v1/chat/completions": surfaces["v1"],
                 "/v1/embeddings": surfaces["embeddings"],
+                "/v1/responses": surfaces["responses"],
             },
             table=self.table,
             ranking=self._build_ranking(),  # its own: it is used in threads

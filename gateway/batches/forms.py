@@ -9,13 +9,7 @@ from gateway.call import InferenceRequest, SurfaceForm
 from gateway.errors import Refusal, bad_input
 from gateway.wire.embeddings import NativeVectors
 from gateway.wire.openai import with_usage
-
-
-class _Error(msgspec.Struct, frozen=True):
-    message: str
-    type: str
-    code: str
-    param: None = None
+from gateway.wire.openai_errors import encode_openai_refusal
 
 
 class ItemForm:
@@ -33,7 +27,9 @@ class ItemForm:
         request = self._surface.decode(body, path_model, query)
         if request.is_stream:
             raise bad_input("/stream", "the requests of a batch are answered in one piece")
-        form = NativeVectors(is_enveloped=False) if request.answer_form else None
+        form = request.answer_form
+        if isinstance(form, NativeVectors):
+            form = NativeVectors(is_enveloped=False)
         return msgspec.structs.replace(request, rejects_if_busy=True, answer_form=form)
 
     def completion(self, completion: bytes, usage: bytes) -> bytes:
@@ -44,5 +40,4 @@ class ItemForm:
 
     def refusal(self, refusal: Refusal, request_id: str) -> bytes:
         """The body of an OpenAI line; native items have the message alone."""
-        error = _Error(refusal.message, "invalid_request_error", str(refusal.reason.code))
-        return msgspec.json.encode({"error": error})
+        return encode_openai_refusal(refusal, request_id)

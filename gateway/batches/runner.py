@@ -20,6 +20,7 @@ from gateway.call import Call, ray_of
 from gateway.errors import Reason, Refusal, bad_input
 from gateway.replicas import Replica
 from gateway.telemetry import Telemetry
+from gateway.wire.openai_errors import encode_openai_refusal
 
 _log = logging.getLogger(__name__)
 
@@ -156,8 +157,6 @@ def exhausted(lease: Lease) -> Ending:
 
 def _failure(lease: Lease, refusal: Refusal, body: bytes) -> Ending:
     message = f"{refusal.reason.code}: {refusal.message}"
-    content = body or msgspec.json.encode(
-        {"error": {"message": refusal.message, "code": refusal.reason.word}}
-    )
+    content = body or encode_openai_refusal(refusal, lease.request_id)
     output = output_of(lease, refusal.reason.status, content, message=message)
     return Ending(lease=lease, is_success=False, output=output)

@@ -22,6 +22,7 @@ from gateway.errors import Reason, Refusal, bodies_full, method_not_allowed, no_
 from gateway.metrics import GatewayMetrics
 from gateway.replicas import ReplicaTable
 from gateway.wire.openai import encode_model_list
+from gateway.wire.openai_errors import encode_openai_refusal
 from gateway.wire.workers_ai import encode_refusal, parse_target
 
 _AiohttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -30,6 +31,7 @@ TAKES_ANY_PATH = ("inference", "no-route")
 """Names of routes whose path says nothing."""
 
 _JSON = "application/json"
+_PLAIN_V1 = "/v1/"
 _EDGE_REASONS = {413: Reason.TOO_LARGE, 408: Reason.TIMEOUT, 503: Reason.CAPACITY}
 
 
@@ -119,16 +121,17 @@ async def envelop_errors(request: web.Request, handler: _AiohttpHandler) -> web.
     """Refusals and aiohttp's own errors in the form that clients of Workers AI expect."""
     try:
         return await handler(request)
-    except Refusal as refusal:
-        return _refusal_response(refusal)
+    except Refusal as error:
+        refusal, status = error, error.reason.status
     except web.HTTPRequestEntityTooLarge:
-        return _refusal_response(too_large(request.client_max_size))
+        refusal, status = too_large(request.client_max_size), Reason.TOO_LARGE.status
     except BodiesFullError:
-        return _refusal_response(bodies_full(), 503)
-    except web.HTTPNotFound:
-        return _refusal_response(no_route(request.raw_path))
+        refusal, status = bodies_full(), 503
+    except web.HTTPNotFound as error:
+        refusal, status = no_route(request.raw_path), error.status
     except web.HTTPException as error:
-        return _refusal_response(Refusal(Reason.BAD_INPUT, error.text or error.reason), error.status)
+        refusal, status = Refusal(Reason.BAD_INPUT, error.text or error.reason), error.status
+    return _refusal_response(refusal, status, path=request.path)
 
 
 def edge_refusal(path: str, status: int, message: str) -> tuple[Headers, bytes]:
@@ -153,9 +156,11 @@ async def _allowed_methods(request: web.Request) -> set[str]:
     return allowed
 
 
-def _refusal_response(refusal: Refusal, status: int | None = None) -> web.Response:
+def _refusal_response(refusal: Refusal, status: int | None = None, *, path: str = "") -> web.Response:
+    """Below plain ``/v1`` in OpenAI's form."""
     request_id = _new_id()
-    body = encode_refusal(refusal, request_id)
+    encode = encode_openai_refusal if path.startswith(_PLAIN_V1) else encode_refusal
+    body = encode(refusal, request_id)
     headers = {"cf-ray": ray_of(request_id), **dict(refusal.headers)}
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)

@@ -18,6 +18,7 @@ from tests.support.fake_replica import FakeReplica, Script
 from tests.support.gateway_harness import (
     ACCOUNT,
     BILLING,
+    EMBEDDINGS,
     MODEL,
     MODELS,
     OTHER_TOKEN,
@@ -110,6 +111,15 @@ class TestRest:
         assert "result" not in hot
         assert "/stream" in result["responses"][4]["error"]
         assert len(await gateway.stopped_records()) == 1
+
+    async def test_embeddings_are_batched_too(self, start_gateway: StartGateway) -> None:
+        gateway = await start_gateway(quick_config())
+        path = f"/run/{EMBEDDINGS}"
+        reply = await gateway.post(f"{path}?queueRequest=true", {"requests": [{"text": ["ab"]}, {"text": 7}]})
+        result = await poll(gateway, reply.json["result"]["request_id"])
+        assert result["responses"][0]["result"]["data"] == [[2.0, 0.0]]
+        assert result["responses"][0]["result"]["shape"] == [1, 2]
+        assert "/text" in result["responses"][1]["error"]
 
     async def test_queue_request_in_the_body_is_no_submission(self, start_gateway: StartGateway) -> None:
         gateway = await start_gateway(quick_config())

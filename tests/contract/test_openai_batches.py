@@ -13,7 +13,15 @@ import pytest
 from backend.wire import ErrorDetail
 from gateway.batches.config import BatchesConfig
 from tests.support.fake_replica import FakeReplica, Script
-from tests.support.gateway_harness import MODEL, OTHER_TOKEN, TOKEN, Harness, Reply, gateway_config
+from tests.support.gateway_harness import (
+    EMBEDDINGS,
+    MODEL,
+    OTHER_TOKEN,
+    TOKEN,
+    Harness,
+    Reply,
+    gateway_config,
+)
 
 StartGateway = Callable[..., Awaitable[Harness]]
 
@@ -121,6 +129,19 @@ class TestBatches:
         assert {record.request_id for record in records} == ids
         assert {record.surface for record in records} == {"batch"}
 
+    async def test_other_endpoints_answer_in_their_own_form(self, gateway: Harness, base: str) -> None:
+        for endpoint, body, key in (
+            ("/v1/embeddings", {"model": EMBEDDINGS, "input": ["ab", "abc"]}, "data"),
+            ("/v1/responses", {"model": MODEL, "input": "Say hello.", "store": False}, "output"),
+        ):
+            one = {"custom_id": "a", "method": "POST", "url": endpoint, "body": body}
+            reply = await create(gateway, base, json.dumps(one), endpoint=endpoint)
+            batch = await finished(gateway, base, reply.json["id"])
+            assert batch["request_counts"]["completed"] == 1, batch
+            (each,) = await lines_of(gateway, base, batch["output_file_id"])
+            assert key in each["response"]["body"]
+            assert each["response"]["body"]["usage"]
+
     async def test_a_file_that_cannot_be_read_fails_with_its_lines(self, gateway: Harness, base: str) -> None:
         reply = await create(gateway, base, line("a") + "\n{broken\n" + line("a"))
         assert reply.status == 200
@@ -196,11 +217,11 @@ class TestBatches:
     @pytest.mark.parametrize(
         ("changes", "field"),
         [
-            ({"endpoint": "/v1/responses"}, "/endpoint"),
-            ({"completion_window": "7d"}, "/completion_window"),
-            ({"input_file_id": "file-none"}, "/input_file_id"),
-            ({"input_file_id": 7}, "/input_file_id"),
-            ({"metadata": {str(n): "" for n in range(17)}}, "/metadata"),
+            ({"endpoint": "/v1/images"}, "endpoint"),
+            ({"completion_window": "7d"}, "completion_window"),
+            ({"input_file_id": "file-none"}, "input_file_id"),
+            ({"input_file_id": 7}, "input_file_id"),
+            ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
         ],
     )
     async def test_a_wrong_order_is_refused_by_name(
@@ -209,6 +230,7 @@ class TestBatches:
         reply = await create(gateway, gateway.root("/v1"), line("a"), **changes)
         assert reply.status == 400
         assert field in message_of(reply)
+        assert reply.json["error"]["param"] == field
 
     async def test_an_account_has_so_many_open(self, gateway: Harness, replicas: list[FakeReplica]) -> None:
         for replica in replicas:
