@@ -54,7 +54,11 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class ReplicaUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one request as a replica remembers it."""
+    """The end of one request as a replica remembers it.
+
+    ``is_attempt``: one that may have been in vain, for which there is then no record (an item of a batch,
+    which is tried again).
+    """
 
     replica_id: str
     request_id: str
@@ -62,6 +66,7 @@ class ReplicaUsage(msgspec.Struct, frozen=True, kw_only=True):
     cached_prompt_tokens: int
     completion_tokens: int
     finished_at_us: int
+    is_attempt: bool = False
 
 
 class AuditScope(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,7 +275,7 @@ def _check_replicas(connection: Connection, scope: AuditScope, findings: Finding
             row = recorded.get(usage.request_id)
             if row is None:
                 is_settled = usage.finished_at_us < scope.is_settled_before_us
-                if is_settled and usage.request_id not in scope.spooled:
+                if is_settled and not usage.is_attempt and usage.request_id not in scope.spooled:
                     findings.add("unbilled_usage", usage.request_id, f"{usage.replica_id} served it")
             elif row.replica_id == usage.replica_id and not row.is_estimated:
                 _compare(row, usage, findings)

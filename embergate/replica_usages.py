@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from backend.wire import RecentUsages
+from backend.wire import RecentUsage, RecentUsages
 from billing.audit import ReplicaUsage
 from gateway.config import ReplicaAddress
 from gateway.secret_files import POOL_TOKEN, load_or_create
+from gateway.wire.replica import decode_billing_context
 
 _TIMEOUT_S = 5.0
 _MAX_PAGE_BYTES = 64 * 1024 * 1024
@@ -38,20 +39,25 @@ def _read_all(address: ReplicaAddress, token: str) -> list[ReplicaUsage]:
     usages: list[ReplicaUsage] = []
     page = _read_page(address, token, 0)
     while page.usages:
-        usages += [
-            ReplicaUsage(
-                replica_id=page.replica_id,
-                request_id=recent.request_id,
-                prompt_tokens=recent.usage.prompt_tokens,
-                cached_prompt_tokens=recent.usage.cached_prompt_tokens,
-                completion_tokens=recent.usage.completion_tokens,
-                finished_at_us=int(recent.finished_at * _MICROS),
-            )
-            for recent in page.usages
-            if recent.billing_context  # others did not come through a gateway
-        ]
+        usages += filter(None, (_usage(page.replica_id, recent) for recent in page.usages))
         page = _read_page(address, token, page.next_after)
     return usages
+
+
+def _usage(replica_id: str, recent: RecentUsage) -> ReplicaUsage | None:
+    """None for a request that did not come through a gateway."""
+    context = decode_billing_context(recent.billing_context)
+    if context is None:
+        return None
+    return ReplicaUsage(
+        replica_id=replica_id,
+        request_id=recent.request_id,
+        prompt_tokens=recent.usage.prompt_tokens,
+        cached_prompt_tokens=recent.usage.cached_prompt_tokens,
+        completion_tokens=recent.usage.completion_tokens,
+        finished_at_us=int(recent.finished_at * _MICROS),
+        is_attempt=context.surface == "batch",
+    )
 
 
 def _read_page(address: ReplicaAddress, token: str, after: int) -> RecentUsages:

@@ -252,6 +252,7 @@ class TestReplicas:
     ) -> None:
         assert self.found(store, rate_book, self.usage(), 1_000_000) == []
         assert self.found(store, rate_book, self.usage(), 61_000_000) == ["unbilled_usage"]
+        assert self.found(store, rate_book, self.usage(is_attempt=True), 61_000_000) == []
 
     def test_an_attempt_that_another_replica_finished_is_no_drift(
         self, store: Store, rate_book: RateBook
