@@ -122,7 +122,8 @@ class ImagesConfig(_Section, frozen=True):
 
     ``allowed_hosts`` empty means that nothing is fetched. An entry is a host name, ``*.`` before one for all
     below it, each with an optional ``:port``. They may resolve to public addresses, and to those in
-    ``allowed_networks`` (CIDR). ``fetch_timeout_s`` bounds one fetch as a whole, waiting for one of the
+    ``allowed_networks`` (CIDR). ``max_fetched_bytes``: of all that are fetched for a request together.
+    ``fetch_timeout_s`` bounds one fetch as a whole, waiting for one of the
     ``max_concurrent_fetches`` of the gateway included.
     """
 

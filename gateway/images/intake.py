@@ -124,7 +124,19 @@ class ImageIntake:
                 }
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        plan.messages = with_urls(plan.messages, plan.remote, [tasks[url].result() for url in plan.urls])
+        fetched = [tasks[url].result() for url in plan.urls]
+        self._check_total(plan.remote, fetched)
+        plan.messages = with_urls(plan.messages, plan.remote, fetched)
+
+    def _check_total(self, images: Sequence[ImageReference], fetched: Sequence[str]) -> None:
+        """Whatever is fetched has to fit into what a replica takes, beside what the client sent itself."""
+        most = self._config.max_fetched_bytes
+        num_bytes = 0.0
+        for image, url in zip(images, fetched, strict=True):
+            num_bytes += (len(url) - url.index(",") - 1) / _BASE64_GROWTH
+            if num_bytes > most:
+                problem = f"the fetched images of a request may have at most {most} bytes together"
+                raise bad_input(image.url_pointer, problem)
 
     async def _fetch_one(self, image: ImageReference, url: URL, plan: ImagePlan) -> str:
         try:

@@ -280,6 +280,16 @@ async def test_images_that_are_fetched_are_few(fetching: Harness, site: Site) ->
     assert site.seen == []
 
 
+async def test_images_that_are_fetched_are_bounded_together(fetching: Harness, site: Site) -> None:
+    site.body = PNG + bytes(60_000)
+    one, other = (image(f"http://localhost:{site.port}/{name}.png") for name in "ab")
+    assert (await fetching.chat(messages=said(one))).status == 200
+    for pair in ((one, other), (one, one)):
+        reply = await fetching.chat(messages=said(*pair))
+        assert_inference_refusal(reply, 400, 5006)
+        assert "'/messages/0/content/1/image_url/url': the fetched images of a request" in message_of(reply)
+
+
 async def test_images_of_a_request_are_bounded(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(gateway_config(images=ImagesConfig(max_per_request=2)))
     assert (await gateway.chat(messages=said(*[image(DATA_URL)] * 2))).status == 200
