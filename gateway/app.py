@@ -34,7 +34,14 @@ from gateway.budget_leases import BudgetLeases
 from gateway.budgets import Budgets
 from gateway.catalog import Catalog
 from gateway.client import ReplicaClient
-from gateway.config import GatewayConfig, ImagesConfig, LimitsConfig, ReplicaAddress, ServedModel
+from gateway.config import (
+    EMBEDDINGS_TASK,
+    GatewayConfig,
+    ImagesConfig,
+    LimitsConfig,
+    ReplicaAddress,
+    ServedModel,
+)
 from gateway.dashboard.building import build_dashboard
 from gateway.dispatch import Dispatcher
 from gateway.edge.admission import BodyBudget
@@ -263,7 +270,8 @@ class Gateway:
             salt_for=self._salts.salt_for,
         )
         self._bodies = BodyBudget(config.max_buffered_body_bytes)
-        self._limits = AccountLimits(config.limits, time.monotonic_ns)
+        embedding_models = [model.id for model in models if model.task == EMBEDDINGS_TASK]
+        self._limits = AccountLimits(config.limits, time.monotonic_ns, embedding_models)
         self._pipeline = self._build_pipeline(loop.time)
         self._item_pipeline = self._build_pipeline(loop.time, is_for_items=True)
         self._surfaces = build_surfaces(self._catalog, config.limits)

@@ -90,12 +90,14 @@ class HealthConfig(_Section, frozen=True):
 
 class RateLimits(_Section, frozen=True):
     """Limits of one account. ``requests_per_minute`` and ``tokens_per_minute`` are buckets per account and
-    model; null does not limit tokens.
+    model; null does not limit tokens. ``embedding_requests_per_minute`` holds for embedding models
+    instead.
 
     ``stops_at_free_neurons``: when the day's free neurons are used up, requests are refused, not charged.
     """
 
     requests_per_minute: AtLeastOne = 300
+    embedding_requests_per_minute: AtLeastOne = 3000
     burst_requests: AtLeastOne | None = None
     max_concurrent_requests: AtLeastOne = 64
     tokens_per_minute: AtLeastOne | None = None

@@ -8,7 +8,7 @@ never come). All of it is integers in memory: nothing here waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -149,23 +149,31 @@ class _Sizes(msgspec.Struct, frozen=True):
     tokens_header: tuple[str, str]
 
     @classmethod
-    def of(cls, limits: RateLimits) -> _Sizes:
+    def of(cls, limits: RateLimits, requests_per_minute: int) -> _Sizes:
         per_minute = limits.tokens_per_minute
         return cls(
             limits,
-            BucketSize.per_minute(limits.requests_per_minute, limits.burst_requests),
+            BucketSize.per_minute(requests_per_minute, limits.burst_requests),
             None if per_minute is None else BucketSize.per_minute(per_minute),
-            ("x-ratelimit-limit-requests", str(limits.requests_per_minute)),
+            ("x-ratelimit-limit-requests", str(requests_per_minute)),
             ("x-ratelimit-limit-tokens", str(per_minute)),
         )
 
 
 class AccountLimits:
-    """The rates and places of all accounts. ``clock_ns`` is monotonic."""
+    """The rates and places of all accounts. ``clock_ns`` is monotonic; ``embedding_models`` have a rate of
+    their own.
+    """
 
-    def __init__(self, config: LimitsConfig, clock_ns: Callable[[], int]) -> None:
-        self._default = _Sizes.of(config.default)
-        self._sizes = {account: _Sizes.of(limits) for account, limits in config.accounts.items()}
+    def __init__(
+        self,
+        config: LimitsConfig,
+        clock_ns: Callable[[], int],
+        embedding_models: Collection[str] = (),
+    ) -> None:
+        self._embedding_models = frozenset(embedding_models)
+        self._for_text = _by_account(config, lambda limits: limits.requests_per_minute)
+        self._for_embeddings = _by_account(config, lambda limits: limits.embedding_requests_per_minute)
         self._clock_ns = clock_ns
         self._num_running: dict[str, int] = {}
         self.requests = RateBuckets(config.max_tracked_buckets)
@@ -179,7 +187,7 @@ class AccountLimits:
                 or tokens a minute.
         """
         account_id = demand.account_id
-        sizes = self._sizes.get(account_id, self._default)
+        sizes = self._sizes_of(account_id, demand.model)
         num_running = self._num_running.get(account_id, 0)
         if num_running >= sizes.limits.max_concurrent_requests:
             raise _too_many_at_once(sizes.limits.max_concurrent_requests)
@@ -219,7 +227,7 @@ class AccountLimits:
         ``reset`` is the time until the bucket is full again.
         """
         key = (account_id, model)
-        sizes = self._sizes.get(account_id, self._default)
+        sizes = self._sizes_of(account_id, model)
         now_ns = self._clock_ns()
         size, full_in_ns = sizes.requests, self.requests.full_in_ns(key, now_ns)
         shown = (
@@ -237,6 +245,10 @@ class AccountLimits:
             ("x-ratelimit-reset-tokens", _duration(full_in_ns)),
         )
 
+    def _sizes_of(self, account_id: str, model: str) -> _Sizes:
+        default, sizes = self._for_embeddings if model in self._embedding_models else self._for_text
+        return sizes.get(account_id, default)
+
     def _rate_refusal(
         self, key: BucketKey, sizes: _Sizes, now_ns: int, wait_ns: int, message: str
     ) -> Refusal:
@@ -246,6 +258,14 @@ class AccountLimits:
             retry_after_s=-(-wait_ns // _SECOND_NS),
             headers=self.headers(*key),
         )
+
+
+def _by_account(
+    config: LimitsConfig, rate_of: Callable[[RateLimits], int]
+) -> tuple[_Sizes, dict[str, _Sizes]]:
+    """The buckets of accounts that are not named, and of those that are."""
+    named = {account: _Sizes.of(limits, rate_of(limits)) for account, limits in config.accounts.items()}
+    return _Sizes.of(config.default, rate_of(config.default)), named
 
 
 def _duration(wait_ns: int) -> str:

@@ -67,7 +67,7 @@ async def test_openais_inputs(
     assert list(reply.json) == ["object", "data", "model", "usage"]
     assert [entry["index"] for entry in reply.json["data"]] == list(range(len(arrives)))
     assert reply.json["usage"]["total_tokens"] == 12
-    assert reply.headers["x-ratelimit-remaining-requests"] == "299"
+    assert reply.headers["x-ratelimit-remaining-requests"] == "2999"
 
 
 async def test_base64_passes_as_the_replica_wrote_it(gateway: Harness) -> None:

@@ -141,6 +141,14 @@ def test_accounts_and_models_have_buckets_of_their_own() -> None:
     assert refusal_of(account_limits, "a", "m") is not None
 
 
+def test_embedding_models_have_a_rate_of_their_own() -> None:
+    rates = RateLimits(requests_per_minute=1, embedding_requests_per_minute=2)
+    account_limits = AccountLimits(LimitsConfig(default=rates), Clock(), ["e"])
+    assert [refusal_of(account_limits, "a", "e") is None for _ in range(3)] == [True, True, False]
+    assert [refusal_of(account_limits, "a", "m") is None for _ in range(2)] == [True, False]
+    assert dict(account_limits.headers("a", "e"))["x-ratelimit-limit-requests"] == "2"
+
+
 def test_single_accounts_can_have_limits_of_their_own() -> None:
     config = LimitsConfig(
         default=RateLimits(requests_per_minute=1), accounts={"big": RateLimits(requests_per_minute=3)}
