@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from backend.engine.block_pool import BlockPool
+from backend.engine.limits import SchedulerLimits
 from backend.engine.messages import SamplingParams, SequenceRequest
 from backend.engine.pace import PrefillPace
 from backend.engine.prefix_cache import PrefixCache
-from backend.engine.scheduler import Scheduler, SchedulerLimits, Step
+from backend.engine.scheduler import Scheduler
 from backend.engine.sequence import Sequence
+from backend.engine.step_builder import Step
 from simulator.requests import SimulatedRequest
 from simulator.step_time import ReplicaProfile
 

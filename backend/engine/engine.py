@@ -9,7 +9,6 @@ that what arrives meanwhile need not wait for its end.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from itertools import accumulate
@@ -17,22 +16,25 @@ from typing import Protocol
 
 from torch import Tensor
 
-from backend.config import BackendConfig, CacheConfig
+from backend.config import BackendConfig
 from backend.engine.block_pool import BlockPool
 from backend.engine.grammars import Compilation, GrammarPool
+from backend.engine.kv_size import choose_num_blocks
+from backend.engine.limits import RefusedError, SchedulerLimits
 from backend.engine.messages import EngineInfo, EngineStats, RefusalCode, SequenceRequest, TokenOutput
 from backend.engine.pace import PrefillPace
-from backend.engine.prefix_cache import DIGEST_BYTES, PrefixCache
+from backend.engine.prefix_cache import PrefixCache
+from backend.engine.request_rules import refuse_invalid
 from backend.engine.sampler import Sampled, Sampler
-from backend.engine.scheduler import RefusedError, Scheduler, SchedulerLimits, Step
+from backend.engine.scheduler import Scheduler
 from backend.engine.sequence import Sequence
 from backend.engine.speculation import PromptLookup
 from backend.engine.step import ScheduledChunk, ShouldStop, StepInterruptedError, StepPlan
+from backend.engine.step_builder import Step
 
 MAX_FAILURES_IN_A_ROW = 3
 """Sequences that may fail in the model, without one success between, before the engine itself is to blame."""
 
-_GIB = 1 << 30
 _RUNNER_ERRORS = (RuntimeError, ValueError, ArithmeticError, LookupError)
 _logger = logging.getLogger(__name__)
 
@@ -65,60 +67,6 @@ class StepRunner(Protocol):
     def info(self) -> RunnerInfo: ...
     def allocate_kv(self, num_blocks: int, block_size: int) -> None: ...
     def execute(self, plan: StepPlan, should_stop: ShouldStop | None = None) -> Tensor: ...
-
-
-def choose_num_blocks(
-    cache: CacheConfig,
-    kv_bytes_per_token: int,
-    max_model_len: int,
-    kv_memory_bytes: int,
-    memory_bytes: int | None = None,
-) -> int:
-    """How many KV blocks to allocate; ``kv_memory_bytes`` is the device's share when nothing is configured,
-    ``memory_bytes`` all that it has.
-
-    Raises:
-        ValueError: when they could not hold one sequence of ``max_model_len`` tokens, or not be had; the
-            message says which setting to change and to what.
-    """
-    if cache.memory_gib is not None and not 0 < cache.memory_gib < math.inf:
-        raise ValueError(f"cache.memory_gib: must be a number over 0, not {cache.memory_gib:g}")
-    num_blocks = _count_blocks(cache, kv_bytes_per_token, max_model_len, kv_memory_bytes)
-    num_bytes = num_blocks * cache.block_size * kv_bytes_per_token
-    if memory_bytes is not None and num_bytes > memory_bytes:
-        key = "memory_gib" if cache.num_blocks is None else "num_blocks"
-        raise ValueError(
-            f"cache.{key}: a KV cache of {num_bytes / _GIB:,.1f} GiB is more than the "
-            f"{memory_bytes / _GIB:,.1f} GiB of this device; set it lower, or to null for a share of them"
-        )
-    return num_blocks
-
-
-def _count_blocks(
-    cache: CacheConfig, kv_bytes_per_token: int, max_model_len: int, kv_memory_bytes: int
-) -> int:
-    if cache.block_size < 1:
-        raise ValueError(f"cache.block_size: must be at least 1, not {cache.block_size}")
-    block_bytes = cache.block_size * kv_bytes_per_token
-    least = -(-max_model_len // cache.block_size)
-    if cache.num_blocks is not None:
-        if cache.num_blocks < least:
-            raise ValueError(
-                f"cache.num_blocks: {cache.num_blocks} blocks of {cache.block_size} tokens cannot hold one "
-                f"sequence of model.max_model_len {max_model_len}; set it to {least} or more, or lower "
-                f"max_model_len"
-            )
-        return cache.num_blocks
-    memory_gib = kv_memory_bytes / _GIB if cache.memory_gib is None else cache.memory_gib
-    num_blocks = int(memory_gib * _GIB) // block_bytes
-    if num_blocks < least:
-        needed_gib = math.ceil(least * block_bytes / _GIB * 1000) / 1000
-        raise ValueError(
-            f"cache.memory_gib: {memory_gib:.3g} GiB cannot hold one sequence of model.max_model_len "
-            f"{max_model_len} at {kv_bytes_per_token} bytes a token; set it to {needed_gib:g} or more, or "
-            f"lower max_model_len"
-        )
-    return num_blocks
 
 
 class Engine:
@@ -447,53 +395,3 @@ class _Watch:
             self.failure = error
             return True
         return all(sequence.finish_reason is not None for sequence in self._sequences)
-
-
-def refuse_invalid(request: SequenceRequest, vocab_size: int, *, has_grammars: bool = True) -> None:
-    """Check what would otherwise fail inside of a step, where it could harm others.
-
-    Raises:
-        RefusedError: naming the one wrong field.
-    """
-    prompt, sampling = request.prompt_token_ids, request.sampling
-    if not prompt:
-        raise RefusedError("invalid_request", "prompt_token_ids: must not be empty")
-    if min(prompt) < 0 or max(prompt) >= vocab_size:
-        raise RefusedError("invalid_request", f"prompt_token_ids: ids must be in 0..{vocab_size - 1}")
-    is_number = math.isfinite
-    checks = (
-        ("media", _are_spans_in(request), "images over runs of prompt tokens, in order"),
-        ("max_tokens", sampling.max_tokens >= 1, "at least 1"),
-        ("temperature", is_number(sampling.temperature) and sampling.temperature >= 0, "at least 0"),
-        ("top_p", 0 < sampling.top_p <= 1, "over 0 and at most 1"),
-        ("top_k", sampling.top_k >= 0, "at least 0"),
-        ("min_p", 0 <= sampling.min_p <= 1, "in 0..1"),
-        ("frequency_penalty", is_number(sampling.frequency_penalty), "a finite number"),
-        ("presence_penalty", is_number(sampling.presence_penalty), "a finite number"),
-        (
-            "repetition_penalty",
-            is_number(sampling.repetition_penalty) and sampling.repetition_penalty > 0,
-            "over 0",
-        ),
-        ("num_logprobs", (sampling.num_logprobs or 0) >= 0, "at least 0"),
-        ("grammar", has_grammars or not sampling.grammar, "empty: this engine has no vocabulary for one"),
-        ("ignore_eos", not (sampling.ignore_eos and sampling.grammar), "false with a grammar"),
-        (
-            "logit_bias",
-            all(0 <= token < vocab_size and is_number(bias) for token, bias in sampling.logit_bias.items()),
-            f"finite numbers for token ids in 0..{vocab_size - 1}",
-        ),
-    )
-    for field, is_right, rule in checks:
-        if not is_right:
-            raise RefusedError("invalid_request", f"{field}: must be {rule}")
-
-
-def _are_spans_in(request: SequenceRequest) -> bool:
-    """Whether the images lie in the prompt, one after another, each with a digest of full width."""
-    end = 0
-    for span in request.media:
-        if span.start < end or span.num_tokens < 1 or len(span.digest) != DIGEST_BYTES:
-            return False
-        end = span.end
-    return end <= len(request.prompt_token_ids)

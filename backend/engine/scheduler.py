@@ -26,67 +26,16 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
-import msgspec
-
 from backend.engine.block_pool import BlockPool
-from backend.engine.messages import RefusalCode, SequenceFinish
+from backend.engine.limits import RefusedError, SchedulerLimits
+from backend.engine.messages import SequenceFinish
 from backend.engine.prefix_cache import PrefixCache
 from backend.engine.sequence import Sequence, SequenceStatus, expect
 from backend.engine.speculation import PromptLookup
-from backend.engine.step import ScheduledChunk, StepPlan
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Budgets; lengths and budgets in tokens.
-
-    ``max_waiting`` sequences may be known beyond the ``max_running`` that fit in the batch. The images of
-    all known sequences may have ``max_media_bytes`` together.
-
-    Raises:
-        ValueError: naming the limit that cannot work.
-    """
-
-    block_size: int
-    max_model_len: int
-    max_tokens_per_step: int
-    max_running: int
-    max_waiting: int
-    max_media_bytes: int = 1 << 30
-
-    def __post_init__(self) -> None:
-        for name in ("block_size", "max_model_len", "max_tokens_per_step", "max_running"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
-        if self.max_waiting < 0:
-            raise ValueError(f"max_waiting: must not be negative, but is {self.max_waiting}")
-        if self.max_tokens_per_step < self.max_running:
-            raise ValueError(
-                f"max_tokens_per_step: {self.max_tokens_per_step} is less than max_running "
-                f"({self.max_running}), so that a full batch could not decode"
-            )
-
+from backend.engine.step import ScheduledChunk
+from backend.engine.step_builder import Step, StepBuilder
 
 AllowPrefill = Callable[[int, int], int | None]
-
-
-class RefusedError(Exception):
-    """A sequence cannot be queued; ``code`` is for programs, the message for people."""
-
-    def __init__(self, code: RefusalCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A plan and whom it is for: ``sequences`` are parallel to the chunks, ``rows`` to the chunks that need
-    logits."""
-
-    plan: StepPlan
-    sequences: tuple[Sequence, ...]
-    rows: tuple[Sequence, ...]
 
 
 @dataclass(slots=True)
@@ -100,58 +49,6 @@ class SchedulerCounters:
     num_preemptions: int = 0
     num_draft_tokens: int = 0
     num_right_draft_tokens: int = 0
-
-
-class _StepBuilder:
-    """Collects chunks until the token budget is spent."""
-
-    __slots__ = ("budget", "chunks", "rows", "sequences")
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.chunks: list[ScheduledChunk] = []
-        self.sequences: list[Sequence] = []
-        self.rows: list[Sequence] = []
-
-    def add_decode(self, sequence: Sequence) -> None:
-        self._add_chunk(sequence, sequence.num_tokens)
-        self.rows.append(sequence)
-        self.budget -= 1
-
-    def add_prefill(self, sequence: Sequence, num_tokens: int) -> None:
-        """The next so many of the sequence's uncomputed tokens."""
-        start = sequence.num_computed_tokens
-        end = start + num_tokens
-        self._add_chunk(sequence, end)
-        if end == sequence.num_tokens:
-            self.rows.append(sequence)
-        self.budget -= end - start
-
-    def add_drafts(self, index: int, draft: ListOf[int]) -> None:
-        """Let guesses follow the one token of a decode that was added before."""
-        chunk = self.chunks[index]
-        self.chunks[index] = msgspec.structs.replace(
-            chunk, token_ids=[*chunk.token_ids, *draft], num_drafts=len(draft)
-        )
-        self.budget -= len(draft)
-
-    def build(self) -> Step:
-        return Step(StepPlan(tuple(self.chunks)), tuple(self.sequences), tuple(self.rows))
-
-    def _add_chunk(self, sequence: Sequence, end: int) -> None:
-        start = sequence.num_computed_tokens
-        self.chunks.append(
-            ScheduledChunk(
-                sequence_id=sequence.sequence_id,
-                token_ids=sequence.token_ids[start:end],
-                start=start,
-                block_table=sequence.block_table,
-                needs_logits=end == sequence.num_tokens,
-                media=sequence.media_between(start, end),
-                cache_salt=sequence.cache_salt,
-            )
-        )
-        self.sequences.append(sequence)
 
 
 class Scheduler:
@@ -236,7 +133,7 @@ class Scheduler:
             allow_prefill: at most so many prefill tokens (at least 1), by the number of sequences that decode
                 in this step and of those that wait for their first token; None for no limit.
         """
-        step = _StepBuilder(self.limits.max_tokens_per_step)
+        step = StepBuilder(self.limits.max_tokens_per_step)
         prefilling = self._plan_decodes(step)
         allowance = allow_prefill(len(step.chunks), len(prefilling) + len(self._waiting))
         if allowance is not None:
@@ -342,7 +239,7 @@ class Scheduler:
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.limits.block_size)
 
-    def _plan_decodes(self, step: _StepBuilder) -> list[Sequence]:
+    def _plan_decodes(self, step: StepBuilder) -> list[Sequence]:
         """Add every running sequence that decodes; returns those that are still in their prefill."""
         running, size = self._running, self.limits.block_size
         prefilling: list[Sequence] = []
@@ -377,7 +274,7 @@ class Scheduler:
         self._waiting.appendleft(sequence)
         self.counters.num_preemptions += 1
 
-    def _plan_prefills(self, step: _StepBuilder, prefilling: ListOf[Sequence]) -> None:
+    def _plan_prefills(self, step: StepBuilder, prefilling: ListOf[Sequence]) -> None:
         """Share the budget out: half of it for the oldest, so that it gets on whatever comes; the rest for
         those who are done soonest, so that a short prompt does not wait for a long one; what is left of that
         for the oldest again.
@@ -430,7 +327,7 @@ class Scheduler:
             self._cache.claim(sequence)
         self._running.append(sequence)
 
-    def _plan_drafts(self, step: _StepBuilder, lookup: PromptLookup) -> None:
+    def _plan_drafts(self, step: StepBuilder, lookup: PromptLookup) -> None:
         """Let guesses follow the decodes, as far as budget and free blocks are left over: never at the cost
         of anybody's known tokens, nor of what the prefix cache holds.
         """

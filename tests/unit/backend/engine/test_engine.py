@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from backend.config import BackendConfig, CacheConfig, ModelSource, SchedulerConfig
-from backend.engine.engine import MAX_FAILURES_IN_A_ROW, Engine, choose_num_blocks
+from backend.engine.engine import MAX_FAILURES_IN_A_ROW, Engine
+from backend.engine.kv_size import choose_num_blocks
 from backend.engine.messages import SamplingParams, SequenceRequest, TokenOutput
 from backend.engine.prefix_cache import block_digest, root_digest
 from backend.engine.step import ShouldStop, StepPlan

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 import pytest
 
 from backend.engine.block_pool import BlockPool
+from backend.engine.limits import RefusedError, SchedulerLimits
 from backend.engine.messages import SamplingParams, SequenceRequest
 from backend.engine.prefix_cache import PrefixCache
-from backend.engine.scheduler import RefusedError, Scheduler, SchedulerLimits, Step
+from backend.engine.scheduler import Scheduler
 from backend.engine.sequence import InvariantError, Sequence, SequenceStatus
+from backend.engine.step_builder import Step
 from tests.support.fake_model import FakeModel, alone
 
 SIZE = 4
