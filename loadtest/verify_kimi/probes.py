@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
+import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +21,9 @@ Probe = Callable[["Asks"], Awaitable[list[Mark]]]
 TRIGGERS = ("trigger precision", "trigger recall", "trigger F1")
 SCHEMA_AUTO, SCHEMA_FORCED = "arguments, free", "arguments, forced"
 ANSWERED, FINISH, STREAM, TWIN = "answered", "finish reasons", "streams well formed", "streamed = whole"
-JSON_ANSWERS, REFUSALS, CHOICE_NONE = "JSON answers", "refusals", "tool_choice none"
+JSON_ANSWERS, REFUSALS, CHOICE_NONE, IMAGES = "JSON answers", "refusals", "tool_choice none", "images"
+# An image of 224 by 224 is 64 tokens, and its marks are a few more, as many as the tokenizer makes of them.
+_IMAGE_SIDE, _IMAGE_TOKENS, _MOST_MARKS = 224, 64, 20
 _SEED = 7
 
 
@@ -54,6 +59,7 @@ def row_kinds(bars: Bars, *, has_random_weights: bool) -> list[RowKind]:
         RowKind(STREAM, "one finish, one usage, [DONE]; deltas of calls as clients read them", 1.0),
         RowKind(TWIN, "the same request, streamed and whole, at temperature 0", same),
         RowKind(CHOICE_NONE, "tools are declared, and none is called", 1.0),
+        RowKind(IMAGES, "an image costs the prompt tokens that it should", 1.0, may_be_empty=True),
         RowKind(REFUSALS, "what cannot be honoured is a 400, and what can is none", 1.0),
     ]  # fmt: skip
 
@@ -71,6 +77,7 @@ def build_probes(
     probes += [_json_probe(name, schema, max_tokens) for name, schema in schemas]
     probes += [_twin_probe(case, max_tokens) for case in triggers]
     probes += [_none_probe(is_stream, max_tokens) for is_stream in (False, True)]
+    probes += [_image_probe(max_tokens)]
     probes += [_refusal_probe(*each) for each in _REFUSALS]
     return probes
 
@@ -188,6 +195,40 @@ def _none_probe(is_stream: bool, max_tokens: int) -> Probe:
         return [*marks_of_form(reply, body), Mark(CHOICE_NONE, GOOD if is_good else BAD, reply.error)]
 
     return probe
+
+
+def _image_probe(max_tokens: int) -> Probe:
+    text = {"type": "text", "text": "Describe the image."}
+    image = {"type": "image_url", "image_url": {"url": png_url(_IMAGE_SIDE)}}
+
+    async def probe(server: Asks) -> list[Mark]:
+        bodies = [
+            {"messages": [{"role": "user", "content": parts}], **instant(min(max_tokens, 32))}
+            for parts in ([text], [image, text])
+        ]
+        without, with_image = [await server.ask(body) for body in bodies]
+        marks = list(marks_of_form(without, bodies[0]))
+        if is_clear_refusal(with_image):
+            return [*marks, Mark(IMAGES, "refused")]
+        marks += marks_of_form(with_image, bodies[1])
+        cost = with_image.usage.get("prompt_tokens", 0) - without.usage.get("prompt_tokens", 0)
+        is_good = _IMAGE_TOKENS < cost <= _IMAGE_TOKENS + _MOST_MARKS
+        return [*marks, Mark(IMAGES, GOOD if is_good else BAD, f"{cost} prompt tokens")]
+
+    return probe
+
+
+def png_url(side: int) -> str:
+    """A grey square as a ``data:`` URL."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checksum = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    pixels = zlib.compress((b"\0" + b"\x80" * side) * side)
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 _HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}

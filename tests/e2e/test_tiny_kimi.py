@@ -177,6 +177,7 @@ def test_the_scorecard_is_met_as_far_as_random_weights_go(tiny: Installation, tm
     assert rows["arguments, forced"]["counts"]["good"] >= 1
     assert rows["streamed = whole"]["value"] == 1.0
     assert rows["refusals"]["value"] == 1.0
+    assert rows["images"]["counts"] == {"good": 1}
 
 
 async def test_the_other_model_of_the_catalog_is_not_served(tiny: Installation) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import aiohttp
 import pytest
 import yaml
 from aiohttp import web
+from PIL import Image
 
 from embergate.config_file import decode_config
 from loadtest.verify_kimi.__main__ import ask_all, spread
@@ -28,6 +31,7 @@ from loadtest.verify_kimi.own_server import _changed
 from loadtest.verify_kimi.probes import (
     ANSWERED,
     FINISH,
+    IMAGES,
     JSON_ANSWERS,
     REFUSALS,
     SCHEMA_AUTO,
@@ -38,6 +42,7 @@ from loadtest.verify_kimi.probes import (
     Bars,
     build_probes,
     judge_call,
+    png_url,
     row_kinds,
     schema_problem,
 )
@@ -56,14 +61,15 @@ def answer_of(body: dict[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": "Certainly.", "tool_calls": []}
     if isinstance(choice, dict):
         message |= {"content": None, "tool_calls": [a_call("submit", {"on": True})]}
-    elif asked in wanted and choice != "none":
+    elif str(asked) in wanted and choice != "none":
         message |= {"content": None, "tool_calls": [a_call("get_weather", {"city": "Oslo"})]}
     elif body.get("response_format", {}).get("type") == "json_schema":
         message["content"] = '{"on": false}'
     finish = "tool_calls" if message["tool_calls"] else "stop"
+    num_images = sum(part["type"] == "image_url" for part in asked) if isinstance(asked, list) else 0
     return {
         "choices": [{"index": 0, "message": message, "finish_reason": finish}],
-        "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12},
+        "usage": {"prompt_tokens": 9 + 69 * num_images, "completion_tokens": 3, "total_tokens": 12},
     }
 
 
@@ -183,6 +189,10 @@ def other_stream(body: dict[str, Any], answer: dict[str, Any]) -> None:
         answer["choices"][0]["message"]["content"] += "!"
 
 
+def blind(body: dict[str, Any], answer: dict[str, Any]) -> None:
+    answer["usage"]["prompt_tokens"] = 9
+
+
 def nameless_call(body: dict[str, Any], answer: dict[str, Any]) -> None:
     for call in answer["choices"][0]["message"]["tool_calls"]:
         call["id"] = ""
@@ -198,6 +208,7 @@ def nameless_call(body: dict[str, Any], answer: dict[str, Any]) -> None:
         (wrong_finish, {FINISH}),
         (other_stream, {TWIN}),
         (nameless_call, {STREAM}),
+        (blind, {IMAGES}),
     ],
 )
 async def test_each_fault_fails_its_own_rows(
@@ -326,6 +337,13 @@ def test_arguments_are_judged_by_tool_and_schema() -> None:
     for name, arguments in (("other", "{}"), ("get_weather", "{}"), ("get_weather", "{")):
         assert judge_call("a", name, arguments, TOOLS).outcome == BAD
     assert schema_problem('{"on": "swordfish"}', ON) == "type at $.on"
+
+
+def test_the_picture_is_one() -> None:
+    data = base64.b64decode(png_url(224).partition(",")[2])
+    with Image.open(BytesIO(data)) as image:
+        image.load()
+        assert (image.format, image.size, image.getpixel((9, 9))) == ("PNG", (224, 224), 128)
 
 
 def test_schemas_that_are_no_object_become_one_argument() -> None:
