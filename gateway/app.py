@@ -11,25 +11,22 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import uvloop
-from aiohttp import web
 
-from billing.accounts import AccountDirectory, Principal
+from billing.accounts import Principal
 from billing.budgets import BudgetBook
 from billing.config import BillingConfig
 from billing.daily_neurons import used_neurons
-from billing.posting import Poster
 from billing.rates import RateBook
 from billing.receipt_keys import KeyRing
-from billing.spool import Spool, read_spooled
-from billing.store import Store, StoreAwayError
-from billing.usage import UsageRecord
+from billing.store import Store
+from gateway.application import Routes, application
 from gateway.auth import Authenticator, SaltMaker
 from gateway.batches.assembly import BatchAssembly
 from gateway.batches.jobs import NATIVE_ENDPOINT
 from gateway.batches.runner import DeferredJournal, GivenCallers
+from gateway.books import Books
 from gateway.budget_leases import BudgetLeases
 from gateway.budgets import Budgets
 from gateway.catalog import Catalog
@@ -45,7 +42,6 @@ from gateway.config import (
 from gateway.dashboard.building import build_dashboard
 from gateway.dispatch import Dispatcher
 from gateway.edge.admission import BodyBudget
-from gateway.edge.aiohttp_exchange import expect_continue, serve_exchange
 from gateway.edge.server import EdgeServer
 from gateway.handlers.ai_gateway import AiGatewayRoutes
 from gateway.handlers.analytics import UsageRoutes
@@ -54,7 +50,7 @@ from gateway.handlers.graphql import GraphQLRoutes
 from gateway.handlers.identity import IdentityRoutes
 from gateway.handlers.inference import InferenceRoutes
 from gateway.handlers.openapi import OpenAPIRoute
-from gateway.handlers.ops import OpsRoutes, edge_refusal, envelop_errors
+from gateway.handlers.ops import OpsRoutes, edge_refusal
 from gateway.handlers.receipts import ReceiptRoutes
 from gateway.handlers.tomarkdown import MarkdownRoutes
 from gateway.images.addresses import AddressGuard
@@ -77,7 +73,6 @@ from gateway.routing import Ranking, RendezvousRanking, RingRanking
 from gateway.secret_files import CACHE_SALT_SECRET, GATEWAY_ID, POOL_TOKEN, load_or_create
 from gateway.surfaces import build_surfaces
 from gateway.telemetry import RequestTracing, Telemetry
-from gateway.wire.workers_ai import PLAIN_PATHS
 
 _log = logging.getLogger(__name__)
 
@@ -139,62 +134,6 @@ def _tune_interpreter() -> None:
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, 20, 50)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-
-
-class Routes(Protocol):
-    """Handlers that know their own paths."""
-
-    def add_to(self, router: web.UrlDispatcher) -> None:
-        """Add the routes."""
-
-
-class Books:
-    """The ledger as the edge has it: a journal that records go to, and a thread that posts them from
-    there.
-    """
-
-    def __init__(self, billing: BillingConfig, data_dir: Path) -> None:
-        """Opens the store and locks the journal. A database that is away may come later.
-
-        Raises:
-            StoreError, SpoolError, billing.config.BillingConfigError: what waiting does not mend.
-        """
-        self.rate_book = RateBook.from_config(billing)
-        self.store = Store.of_config(billing, data_dir, may_be_away=True)
-        self.spool = Spool(data_dir / "spool", billing.spool)
-        self.accounts = AccountDirectory(self.store)
-        self._poster = Poster(self.spool, self.store, self.rate_book)
-
-    def start(self) -> None:
-        """Post what an earlier process left, if the database answers, and go on posting. Blocking."""
-        try:
-            self._poster.drain()
-        except StoreAwayError as error:
-            _log.warning("%s; usage records wait in the journal, and no API token can be checked", error)
-        self._poster.start()
-
-    @property
-    def trouble(self) -> str:
-        """Why nothing is posted at present; empty when all is well."""
-        if self._poster.error is not None:
-            return "posting usage records has ended; they wait in the journal for a restart"
-        if self._poster.is_away or not self.store.is_current:
-            return "the database does not answer"
-        return ""
-
-    def left_over(self) -> list[UsageRecord]:
-        """The records in the journal; before the first request, those that an earlier process left there."""
-        return list(read_spooled(self.spool.directory)) if self.spool.num_unposted else []
-
-    def close(self, when_all_is_posted: Callable[[], None]) -> None:
-        """Post what waits and close. Blocking."""
-        num_left = self._poster.stop()
-        if num_left:
-            _log.warning("%d usage records wait in the journal for the next start", num_left)
-        else:
-            when_all_is_posted()
-        self.spool.close()
-        self.store.close()
 
 
 class Gateway:
@@ -369,7 +308,7 @@ class Gateway:
         return EdgeServer(
             config,
             inference.match,
-            _application(config, inference, ops, self._bodies, routes),
+            application(config, inference, ops, self._bodies, routes),
             refusal=edge_refusal,
             early_check=inference.is_wanted,
             bodies=self._bodies,
@@ -498,41 +437,6 @@ def _build_intake(config: ImagesConfig, bodies: BodyBudget) -> ImageIntake:
     except ValueError as error:
         raise ValueError(f"gateway.images.allowed_networks: {error}") from error
     return ImageIntake(config, ImageFetcher(config, guard), bodies)
-
-
-def _application(
-    config: GatewayConfig,
-    inference: InferenceRoutes,
-    ops: OpsRoutes,
-    bodies: BodyBudget,
-    more: Sequence[Routes] = (),
-) -> web.Application:
-    """All routes on aiohttp; the hot ones usually go past it. ``ops`` comes last: it takes what is left."""
-
-    async def infer(request: web.Request) -> web.StreamResponse:
-        path, _, _ = request.raw_path.partition("?")
-        handler = inference.match(path)
-        if handler is None:
-            return await ops.no_route(request)
-        return await serve_exchange(request, handler, config, early_check=inference.is_wanted, bodies=bodies)
-
-    async def expect(request: web.Request) -> None:
-        await expect_continue(request, inference.is_wanted)
-
-    async def name_no_software(request: web.Request, response: web.StreamResponse) -> None:
-        response.headers.pop("server", None)
-
-    app = web.Application(client_max_size=config.max_body_bytes, middlewares=[envelop_errors])
-    app.on_response_prepare.append(name_no_software)
-    app.router.add_post("/run", infer, expect_handler=expect)
-    app.router.add_post("/ai-gateway/run", infer, expect_handler=expect)
-    for path in PLAIN_PATHS:
-        app.router.add_post(path, infer, expect_handler=expect)
-    for routes in more:
-        routes.add_to(app.router)
-    app.router.add_post("/client/v4/accounts/{resource:.*}", infer, expect_handler=expect, name="inference")
-    ops.add_to(app.router)
-    return app
 
 
 def _telemetry(
