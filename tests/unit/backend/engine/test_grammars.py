@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from llguidance import LLTokenizer
 from torch import Tensor
 
-from backend.config import BackendConfig, CacheConfig, ModelSource, SchedulerConfig
+from backend.config import BackendConfig, CacheConfig, ModelSource, SchedulerConfig, SpeculationConfig
+from backend.engine import engine as engine_module
 from backend.engine.engine import Engine
 from backend.engine.grammars import GrammarError, GrammarPool, apply_masks
 from backend.engine.messages import SamplingParams, SequenceRequest, TokenOutput
@@ -24,6 +26,7 @@ from backend.text.answer_rules import AnswerRules
 from backend.text.grammar import write_grammar
 from tests.support.fake_engine import FakeInfo, FakeRunner
 from tests.support.grammar_walks import content_rules, tiny_grammar_tokenizer, tiny_text
+from tests.support.oracle_lookup import OracleLookup
 
 EOS = tiny_text().stop_token_ids
 VOCAB_SIZE = len(tiny_text().token_bytes)
@@ -65,12 +68,15 @@ def pool() -> Iterator[GrammarPool]:
     pool.close()
 
 
-def engine_of(pool: GrammarPool | None, *, num_blocks: int = 256) -> Engine:
+def engine_of(
+    pool: GrammarPool | None, *, num_blocks: int = 256, speculation: SpeculationConfig | None = None
+) -> Engine:
     config = BackendConfig(
         replica_id="r0",
         model=ModelSource(path="fake", served_as="fake", max_model_len=256),
         cache=CacheConfig(num_blocks=num_blocks, block_size=4),
         scheduler=SchedulerConfig(max_tokens_per_step=64, max_running=8, max_waiting=8),
+        speculation=speculation or SpeculationConfig(),
     )
     runner = NoisyRunner(info=FakeInfo(vocab_size=VOCAB_SIZE, eos_token_ids=EOS[:1]))
     return Engine(runner, config, clock_s=lambda: 0.0, draw_seed=itertools.count(1).__next__, grammars=pool)
@@ -133,6 +139,22 @@ def test_preemption_changes_nothing(pool: GrammarPool) -> None:
     assert {key: output.token_ids for key, output in calm.items()} == {
         key: output.token_ids for key, output in tossed.items()
     }
+
+
+def test_guesses_within_a_grammar_change_nothing(pool: GrammarPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [request_of(sequence_id) for sequence_id in range(1, 7)]
+    plain = engine_of(pool)
+    for request in requests:
+        plain.submit(request)
+    expected = run(plain)
+    oracle = OracleLookup(lambda sequence: expected[sequence.sequence_id].token_ids, random.Random(5))
+    monkeypatch.setattr(engine_module, "PromptLookup", lambda *_: oracle)
+    guessing = engine_of(pool, speculation=SpeculationConfig(enabled=True))
+    for request in requests:
+        guessing.submit(request)
+    assert run(guessing) == expected
+    stats = guessing.stats()
+    assert 0 < stats.num_right_draft_tokens < stats.num_draft_tokens
 
 
 def test_a_grammar_is_complete_at_the_very_last_token(pool: GrammarPool) -> None:
