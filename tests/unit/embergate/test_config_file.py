@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -184,3 +185,43 @@ def test_each_replica_gets_its_own_name_and_port_and_its_share_of_the_cores() ->
 def test_the_gateway_is_reached_on_the_loopback_when_it_listens_everywhere() -> None:
     assert decode_config(MINIMAL + b"gateway: {host: 0.0.0.0}").gateway_url == "http://127.0.0.1:8787"
     assert decode_config(MINIMAL + b"gateway: {host: '::1'}").gateway_url == "http://[::1]:8787"
+
+
+WITH_EMBEDDINGS = b"models: [{id: m}, {id: e, task: Text Embeddings}]\n"
+
+
+def test_local_replicas_of_both_kinds_are_addressed_by_what_they_serve() -> None:
+    config = decode_config(WITH_EMBEDDINGS + b"replicas: {addresses: [{id: far, url: 'http://h'}]}")
+    served = {address.id: address.models for address in config.replica_addresses()}
+    assert served == {"replica-0": ["m"], "replica-1": ["m"], "embeddings-0": ["e"], "far": ["m"]}
+    assert config.local_model.id == "m"
+    own = config.embedding_config(0, model_path=Path("/models/e"), pool_token="p")
+    assert (own.replica_id, own.served_as, own.port, own.pool_token) == ("embeddings-0", "e", 8851, "p")
+    with pytest.raises(ConfigError, match="there is no embedding replica 1"):
+        config.embedding_config(1, model_path=Path("/models/e"), pool_token="p")
+
+
+def test_without_an_embedding_model_there_is_no_replica_of_one() -> None:
+    for text in (MINIMAL, WITH_EMBEDDINGS + b"embeddings: {count: 0}"):
+        config = decode_config(text)
+        assert config.embedding_model is None
+        assert config.embedding_addresses() == []
+        assert len(config.served_models()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            b"embeddings: {model: m}",
+            "embeddings.model: m is not an id in models with the task Text Embeddings",
+        ),
+        (b"replicas: {model: e}", "replicas.model: expected a model that generates text"),
+        (b"embeddings: {base_port: 8787}", "embeddings.base_port: 8787 is also the port of another process"),
+        (b"embeddings: {base_port: 8802}", "embeddings.base_port: 8802 is also the port of another process"),
+        (b"embeddings: {count: 2, base_port: 65535}", "embeddings.count: the ports from base_port on run"),
+    ],
+)
+def test_embeddings_that_cannot_be_are_refused(text: bytes, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        decode_config(WITH_EMBEDDINGS + text)
