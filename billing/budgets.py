@@ -354,7 +354,9 @@ def _since_us(period: BudgetPeriod, since_us: int | None, default_us: int) -> in
 
 
 def _check_scope(connection: Connection, account_id: str, token_id: str) -> None:
-    if connection.scalar(select(accounts.c.id).where(accounts.c.id == account_id)) is None:
+    # Locked, because two at once would both find no budget yet.
+    account = select(accounts.c.id).where(accounts.c.id == account_id).with_for_update()
+    if connection.scalar(account) is None:
         raise BudgetError(f"there is no account {account_id!r}")
     if token_id:
         owner = connection.scalar(select(api_tokens.c.account_id).where(api_tokens.c.id == token_id))

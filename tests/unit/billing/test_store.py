@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import func, select, text
+from sqlalchemy import create_engine, func, select, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.schema import CreateTable
@@ -17,7 +18,7 @@ from billing import batch_schema, money_schema, schema
 from billing.bulk import ROWS_PER_STATEMENT
 from billing.config import BillingConfig
 from billing.dialect import PostgresDialect, dialect_named
-from billing.migrate import known_revisions
+from billing.migrate import known_revisions, migrations_config
 from billing.rates import RateBook
 from billing.store import PostResult, Store, StoreAwayError, StoreError
 from billing.usage import UsageRecord
@@ -140,6 +141,23 @@ class TestOpen:
             assert batch_schema.metadata is money_schema.metadata is schema.metadata
             differences = compare_metadata(MigrationContext.configure(connection), schema.metadata)
         assert differences == []
+
+    def test_a_database_of_the_first_version_keeps_its_records(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path / 'ledger.db'}"
+        with create_engine(url).begin() as connection:
+            config = migrations_config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "0001")
+            connection.execute(
+                text(
+                    "INSERT INTO usage_records VALUES ('old', 'a', 't', 'm', 'm', 'run', 'r', 's', "
+                    "1, 2, 10, 4, 2, 0, 'ok', FALSE, 0, 1)"
+                )
+            )
+        store = Store.open(url)
+        (found,) = stored(store)
+        store.close()
+        assert (found.request_id, found.free_neurons_e4, found.cache_head) == ("old", 0, "")
 
     def test_head_is_the_newest_migration(self) -> None:
         assert known_revisions()[0] == schema.HEAD_REVISION
