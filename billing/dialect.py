@@ -118,10 +118,17 @@ class PostgresDialect:
 
     def connect(self, url: str, sqlite_synchronous: str) -> Engine:
         engine = create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True, paramstyle="format")
-        return engine.execution_options(isolation_level="REPEATABLE READ")
+
+        # An engine that derives from one with an isolation level cannot have another, so it is set by hand.
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Connection) -> None:
+            mode = connection.get_execution_options().get(_BEGIN, "REPEATABLE READ")
+            connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {mode}")
+
+        return engine
 
     def writing(self, engine: Engine) -> Engine:
-        return engine.execution_options(isolation_level="READ COMMITTED")
+        return engine.execution_options(**{_BEGIN: "READ COMMITTED"})
 
     def insert_or_skip(self, table: Table) -> Insert:
         return postgresql.insert(table).on_conflict_do_nothing()
