@@ -85,7 +85,7 @@ class DashboardRoutes:
     async def sign_in_form(self, request: web.Request) -> web.Response:
         """Where an API token is shown."""
         if await self._principal(request) is not None:
-            raise web.HTTPSeeOther(_HOME)
+            return _redirect(_HOME)
         return self._sign_in_page(request)
 
     async def sign_in(self, request: web.Request) -> web.Response:
@@ -104,16 +104,14 @@ class DashboardRoutes:
         if ANALYTICS_PERMISSION not in principal.permissions:
             message = f"This API token lacks the permission {ANALYTICS_PERMISSION}."
             return self._sign_in_page(request, message, HTTPStatus.FORBIDDEN)
-        response = web.Response(
-            status=HTTPStatus.SEE_OTHER, headers={"location": _local(str(form.get("next", "")))}
-        )
+        response = _redirect(_local(str(form.get("next", ""))))
         self._sessions.begin(response, token_hash)
         return response
 
     async def sign_out(self, request: web.Request) -> web.Response:
         """Drop the cookie."""
         form = await request.post()
-        response = web.Response(status=HTTPStatus.SEE_OTHER, headers={"location": _SIGN_IN})
+        response = _redirect(_SIGN_IN)
         if self._sessions.is_own_form(request, str(form.get(FORM_FIELD, ""))):
             self._sessions.end(response)
         return response
@@ -244,9 +242,7 @@ class DashboardRoutes:
                 principal = await self._principal(request)
                 if principal is None:
                     wanted = quote(request.path_qs, safe="")
-                    return web.Response(
-                        status=HTTPStatus.SEE_OTHER, headers={"location": f"{_SIGN_IN}?next={wanted}"}
-                    )
+                    return _redirect(f"{_SIGN_IN}?next={wanted}")
                 scope = scope_of(principal, request.query, time.time_ns() // 1_000)
                 return await handler(request, scope)
             except Refusal as refusal:
@@ -290,6 +286,10 @@ class DashboardRoutes:
         )
         self._sessions.set_form_token(response, form_token)
         return response
+
+
+def _redirect(path: str) -> web.Response:
+    return web.Response(status=HTTPStatus.SEE_OTHER, headers={"location": path})
 
 
 def _local(path: str) -> str:

@@ -9,7 +9,7 @@ import msgspec
 
 from billing.accounts import OPERATOR_PERMISSION, Principal
 from billing.analytics import WIDTHS_US, Dimension, UsageFilter
-from billing.periods import MICROS_PER_DAY, Period
+from billing.periods import MICROS_PER_DAY, Period, instant_text
 from billing.usage import STATUSES
 
 RANGES: Mapping[str, tuple[str, int, Dimension]] = {
@@ -65,6 +65,11 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
             sessions=session,
             statuses=status,
         )
+
+    @property
+    def since(self) -> str:
+        """Where the period begins, ISO 8601."""
+        return instant_text(self.starts_us[0])
 
     def query(self, **changes: str) -> str:
         """The query string of a page about the same, with changes; "" leaves a parameter out."""

@@ -30,6 +30,7 @@ _FLAGS = (
     "--hide-scrollbars",
     "--force-device-scale-factor=1",
 )
+_MAX_PICTURE_HEIGHT = 2_200
 
 
 @contextmanager
@@ -61,8 +62,9 @@ def set_view(driver: Chrome, *, width: int, height: int, is_dark: bool = False) 
 
 
 def full_page(driver: Chrome, path: Path, *, width: int, is_dark: bool = False) -> None:
-    """A picture of the whole page, however long."""
-    height = driver.execute_script("return document.documentElement.scrollHeight")
-    set_view(driver, width=width, height=int(height), is_dark=is_dark)
+    """A picture of the page, the first ``_MAX_PICTURE_HEIGHT`` pixels of it."""
+    whole = driver.execute_script("return document.documentElement.scrollHeight")
+    height = min(int(whole), _MAX_PICTURE_HEIGHT)
+    set_view(driver, width=width, height=height, is_dark=is_dark)
     path.parent.mkdir(parents=True, exist_ok=True)
     driver.save_screenshot(str(path))
