@@ -51,6 +51,11 @@ def test_cloudflares_sdks_run_stream_list_and_verify(
     assert "moonshotai" in seen["authors"]
     assert seen["token"]["status"] == seen["accountToken"]["status"] == "active"
     assert seen["accounts"] == [installation.account.account_id]
+    assert ".pdf" in seen["supported"]
+    if program.endswith(".mjs"):  # the Python SDK of this version fails before it sends a file
+        html, other = seen["markdown"]
+        assert (html["name"], html["format"], html["data"]) == ("a.html", "markdown", "# Head\n")
+        assert (other["name"], other["format"]) == ("b.bin", "error")
     assert seen["refusal"]["name"] == "BadRequestError"
     assert seen["refusal"]["errors"][0]["code"] == 5007
 

@@ -39,6 +39,11 @@ if (process.env.WHAT === "retry") {
   seen.accountToken = await client.accounts.tokens.verify({ account_id });
   seen.accounts = [];
   for await (const account of client.accounts.list()) seen.accounts.push(account.id);
+  seen.supported = [];
+  for await (const each of client.ai.toMarkdown.supported({ account_id })) seen.supported.push(each.extension);
+  const files = [new File(["<h1>Head</h1>"], "a.html", { type: "text/html" }), new File(["?"], "b.bin")];
+  seen.markdown = [];
+  for await (const each of client.ai.toMarkdown.transform({ account_id, file: { files } })) seen.markdown.push(each);
   try {
     await client.ai.run("@cf/nobody/nothing", { account_id, messages });
   } catch (error) {

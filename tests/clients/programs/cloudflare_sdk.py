@@ -48,6 +48,8 @@ else:
     seen["token"] = client.user.tokens.verify().to_dict()
     seen["accountToken"] = client.accounts.tokens.verify(account_id=ACCOUNT).to_dict()
     seen["accounts"] = [account.id for account in client.accounts.list()]
+    supported = client.ai.to_markdown.supported(account_id=ACCOUNT)
+    seen["supported"] = [each.extension for each in supported]
     try:
         run(model="@cf/nobody/nothing")
     except cloudflare.BadRequestError as error:
