@@ -156,7 +156,9 @@ async def test_a_commit_waits_while_the_loop_brings_more(disk: Disk) -> None:
     for _ in range(5):
         num_in_flight += 1
         await asyncio.sleep(0)
-    await asyncio.gather(first, journal.commit(record("r2")))
+    second = asyncio.create_task(journal.commit(record("r2")))
+    num_in_flight += 1
+    await asyncio.gather(first, second)
     assert disk.groups == [["r1", "r2"]]
     await journal.stop()
 
