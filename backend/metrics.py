@@ -60,7 +60,7 @@ class ReplicaMetrics:
             registry=self._registry,
         )  # fmt: skip
         self._checks = Counter(
-            "embergate:answers_checked", "Answers that had to meet a schema, looked at once more",
+            "embergate_answers_checked", "Answers that had to meet a schema, looked at once more",
             ["model_name", "verdict"], registry=self._registry,
         )  # fmt: skip
         self._model = model

@@ -48,7 +48,7 @@ async def ask(replica: Replica, said: str, **fields: Any) -> dict[str, Any]:
 
 async def checked(replica: Replica, verdict: str) -> float:
     answer = await replica.call("GET", "/metrics")
-    name = f'embergate:answers_checked_total{{model_name="@cf/test/model",verdict="{verdict}"}} '
+    name = f'embergate_answers_checked_total{{model_name="@cf/test/model",verdict="{verdict}"}} '
     lines = [line for line in answer.body.decode().splitlines() if line.startswith(name)]
     return float(lines[0].rpartition(" ")[2]) if lines else 0.0
 
