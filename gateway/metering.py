@@ -61,10 +61,12 @@ class UsageJournal:
         observe: CommitObserver = lambda size, seconds: None,
         *,
         num_in_flight: Callable[[], int] = lambda: 0,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sink = sink
         self._config = config
         self._num_in_flight = num_in_flight
+        self._monotonic = monotonic
         self._observe = observe
         self._arrived: SimpleQueue[_Pending | None] = SimpleQueue()  # None: stop when all before it is done
         self._unfinished: set[_Pending] = set()
@@ -146,7 +148,7 @@ class UsageJournal:
         self._unfinished.add(pending)
         self._gathering.append(pending)
         if len(self._gathering) == 1:
-            self._gathering_until = time.monotonic() + self._config.commit_interval_s
+            self._gathering_until = self._monotonic() + self._config.commit_interval_s
             self._look_around(loop)
         if self._watch is None:
             self._watch = loop.call_later(self._config.commit_timeout_s / 4, self._give_up, loop)
@@ -168,9 +170,9 @@ class UsageJournal:
         )
 
     def _commit_here(self, record: UsageRecord) -> None:
-        started = time.monotonic()
+        started = self._monotonic()
         error = self._append([record])
-        self._note(1, error, time.monotonic() - started)
+        self._note(1, error, self._monotonic() - started)
         if error is not None:
             raise MeteringUnavailableError(str(error)) from error
 
@@ -183,7 +185,7 @@ class UsageJournal:
             progress == self._progress
             or progress[0] >= self._config.max_group
             or progress[1] <= 1
-            or time.monotonic() >= self._gathering_until
+            or self._monotonic() >= self._gathering_until
         ):
             self._hand_over()
         else:
@@ -218,9 +220,9 @@ class UsageJournal:
         while is_open:
             group, is_open = self._next_group()
             if group:
-                started = time.monotonic()
+                started = self._monotonic()
                 error = self._append([pending.record for pending in group])
-                self._tell(group, error, time.monotonic() - started)
+                self._tell(group, error, self._monotonic() - started)
 
     def _next_group(self) -> tuple[list[_Pending], bool]:
         """Wait for records and take a group of them; False when the journal stops and nothing is left."""

@@ -185,24 +185,33 @@ async def test_a_quiet_loop_does_not_let_a_commit_wait(disk: Disk) -> None:
 
 
 class WatchedDisk(Disk):
-    """Knows which thread wrote, and can be slow."""
+    """Knows which thread wrote, and takes as long as it is told to, by a clock of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.threads: list[str] = []
         self.seconds = 0.0
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
 
     def append(self, records: Sequence[UsageRecord]) -> None:
         self.threads.append("loop" if threading.current_thread() is threading.main_thread() else "journal")
-        time.sleep(self.seconds)
+        self.now += self.seconds
         super().append(records)
 
 
 async def test_a_lone_request_is_committed_on_the_loop_while_the_disk_is_fast() -> None:
     disk = WatchedDisk()
     seen: list[int] = []
-    config = MeteringConfig(inline_commit_max_s=0.01)
-    journal = UsageJournal(disk, config, lambda size, seconds: seen.append(size), num_in_flight=lambda: 1)
+    journal = UsageJournal(
+        disk,
+        MeteringConfig(inline_commit_max_s=0.01),
+        lambda size, seconds: seen.append(size),
+        num_in_flight=lambda: 1,
+        monotonic=disk.monotonic,
+    )
     journal.start()
     await journal.commit(record("r1"))
     disk.seconds = 0.02
