@@ -7,7 +7,11 @@ replica wrote.
 
 from __future__ import annotations
 
+import base64
+import math
+from array import array
 from collections.abc import Sequence
+from operator import mul
 from typing import Any
 
 import msgspec
@@ -19,17 +23,19 @@ from gateway.wire.openai import explain_decoding
 from gateway.wire.workers_ai import RunOptions, envelop
 
 
+class Context(msgspec.Struct, frozen=True):
+    text: str
+
+
 class NativeBody(msgspec.Struct, frozen=True, kw_only=True):
-    """``text`` is what to embed. ``query`` and ``contexts`` are the other task of some models, which these
-    replicas do not have.
-    """
+    """``text`` is what to embed; ``contexts`` instead are embedded, or ranked by a ``query``."""
 
     model: str | None = None
     text: str | list[str] | None = None
     pooling: Pooling | None = None
     truncate_inputs: bool | None = None
-    query: Any = None
-    contexts: Any = None
+    query: str | None = None
+    contexts: list[Context] | None = None
     options: RunOptions | None = None
     requests: Any = None
     request_id: Any = None
@@ -87,16 +93,21 @@ _object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class NativeVectors:
     """``{"shape": [n, d], "data": [[...], ...], "pooling", "usage"}``, bare or in the envelope."""
 
+    name = b"data"
+    encoding_format: EncodingFormat = "float"
+
     def __init__(self, *, is_enveloped: bool) -> None:
         self._is_enveloped = is_enveloped
 
     def completion(self, completion: bytes, usage: bytes) -> bytes:
-        vectors = _vectors_decoder.decode(completion)
+        result = self.result(_vectors_decoder.decode(completion), usage)
+        return envelop(result) if self._is_enveloped else result
+
+    def result(self, vectors: _Vectors, usage: bytes) -> bytes:
         data = b",".join(bytes(vector.embedding) for vector in vectors.data)
         shape = b"[%d,%d]" % (len(vectors.data), vectors.dimensions)
         pooling = msgspec.json.encode(vectors.pooling)
-        result = b'{"shape":%b,"data":[%b],"pooling":%b,"usage":%b}' % (shape, data, pooling, usage)
-        return envelop(result) if self._is_enveloped else result
+        return b'{"shape":%b,"%b":[%b],"pooling":%b,"usage":%b}' % (shape, self.name, data, pooling, usage)
 
     def forward(self, block: bytes) -> bytes:
         return block
@@ -108,6 +119,31 @@ class NativeVectors:
         return b""
 
 
+class ContextVectors(NativeVectors):
+    """The same under the name that contexts have."""
+
+    name = b"response"
+
+
+class Scores(NativeVectors):
+    """``{"response": [{"id", "score"}, ...]}``: how near each context is to the query, the first vector."""
+
+    encoding_format: EncodingFormat = "base64"
+
+    def result(self, vectors: _Vectors, usage: bytes) -> bytes:
+        query, *contexts = (_floats(vector.embedding) for vector in vectors.data)
+        scores = [
+            {"id": index, "score": math.fsum(map(mul, query, context))}
+            for index, context in enumerate(contexts)
+        ]
+        return b'{"response":%b,"usage":%b}' % (msgspec.json.encode(scores), usage)
+
+
+def _floats(raw: msgspec.Raw) -> array[float]:
+    """The float32 numbers of a vector in base64."""
+    return array("f", base64.b64decode(msgspec.json.decode(raw, type=str)))
+
+
 def decode_native(
     raw: bytes, *, path_model: str | None, max_inputs: int, is_enveloped: bool
 ) -> EmbeddingsRequest:
@@ -117,23 +153,39 @@ def decode_native(
         if getattr(body, name) is not None:
             problem = "asynchronous batches are not available here; send 'text' with an array instead"
             raise bad_input(f"/{name}", problem)
-    for name in ("query", "contexts"):
-        if getattr(body, name) is not None:
-            raise bad_input(f"/{name}", "this model embeds 'text' and ranks nothing")
-    if body.text is None:
-        raise bad_input("/text", "is required")
-    texts = [body.text] if isinstance(body.text, str) else body.text
-    _check_inputs("/text", texts, max_inputs)
+    field, texts = _native_texts(body)
+    _check_inputs(f"/{field}", texts, max_inputs)
+    form: NativeVectors = NativeVectors(is_enveloped=is_enveloped)
+    if body.contexts is not None:
+        form = ContextVectors(is_enveloped=is_enveloped)
+    if body.query is not None:
+        form = Scores(is_enveloped=is_enveloped)
+        texts = [body.query, *texts]
+        _check_inputs("/query", texts[:1], max_inputs)
     return EmbeddingsRequest(
         model=_model_of(path_model or body.model),
         inputs=list(texts),
+        encoding_format=form.encoding_format,
         pooling=body.pooling,
         truncates=bool(body.truncate_inputs),
-        input_field="text",
+        input_field=field,
         options=body.options,
         rejects_if_busy=bool(body.options and body.options.reject_if_busy),
-        answer_form=NativeVectors(is_enveloped=is_enveloped),
+        answer_form=form,
     )
+
+
+def _native_texts(body: NativeBody) -> tuple[str, list[str]]:
+    """What is to be embedded, and what the client calls it."""
+    if body.contexts is not None:
+        if body.text is not None:
+            raise bad_input("/text", "does not go with 'contexts'")
+        return "contexts", [context.text for context in body.contexts]
+    if body.query is not None:
+        raise bad_input("/contexts", "is required for a 'query'")
+    if body.text is None:
+        raise bad_input("/text", "is required")
+    return "text", [body.text] if isinstance(body.text, str) else body.text
 
 
 def decode_openai(raw: bytes, *, max_inputs: int) -> EmbeddingsRequest:

@@ -37,6 +37,20 @@ async def test_a_native_text_may_stand_alone_and_names_its_pooling(
     assert received(replicas)["input_field"] == "text"
 
 
+async def test_contexts_are_ranked_by_a_query_or_embedded(
+    gateway: Harness, replicas: list[FakeReplica]
+) -> None:
+    """As bge-m3 has it. The scripted vectors are unit vectors in base64, all the same."""
+    contexts = [{"text": "ab"}, {"text": "abc"}]
+    ranked = await gateway.post(RUN, {"query": "a", "contexts": contexts})
+    assert ranked.json["result"]["response"] == [{"id": 0, "score": 1.0}, {"id": 1, "score": 1.0}]
+    assert ranked.json["result"]["usage"]["prompt_tokens"] == 12
+    assert received(replicas)["inputs"] == ["a", "ab", "abc"]
+    embedded = await gateway.post(RUN, {"contexts": contexts})
+    assert embedded.json["result"]["response"] == [[2.0, 0.0], [3.0, 1.0]]
+    assert embedded.json["result"]["shape"] == [2, 2]
+
+
 async def test_the_binding_gets_them_bare(gateway: Harness) -> None:
     reply = await gateway.post(
         gateway.root("/run?version=3"),
@@ -83,7 +97,12 @@ async def test_base64_passes_as_the_replica_wrote_it(gateway: Harness) -> None:
         (RUN, {"text": []}, "/text"),
         (RUN, {"text": ["a", ""]}, "/text/1"),
         (RUN, {"text": "a", "pooling": "max"}, "/pooling"),
-        (RUN, {"query": "a", "contexts": [{"text": "b"}]}, "/query"),
+        (RUN, {"query": "a"}, "/contexts"),
+        (RUN, {"query": "a", "contexts": []}, "/contexts"),
+        (RUN, {"query": "", "contexts": [{"text": "b"}]}, "/query/0"),
+        (RUN, {"contexts": [{"text": ""}]}, "/contexts/0"),
+        (RUN, {"contexts": [{}]}, "/contexts/0"),
+        (RUN, {"text": "a", "contexts": [{"text": "b"}]}, "/text"),
         ("/v1/embeddings", {"model": EMBEDDINGS}, "/input"),
         ("/v1/embeddings", {"input": "a"}, "/model"),
         ("/v1/embeddings", {"model": EMBEDDINGS, "input": ["a", 1]}, "/input"),
