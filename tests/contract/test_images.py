@@ -95,7 +95,7 @@ async def site() -> AsyncIterator[Site]:
 async def fetching(start_gateway: StartGateway, site: Site) -> Harness:
     images = ImagesConfig(
         allowed_hosts=[f"localhost:{site.port}", f"127.0.0.1:{site.port}"],
-        allowed_networks=["127.0.0.0/8"],
+        allowed_networks=["127.0.0.0/8", "::1/128"],
         allows_plain_http=True,
         max_fetched_per_request=2,
         max_fetched_bytes=100_000,
@@ -302,7 +302,9 @@ async def test_fetched_images_share_the_memory_of_request_bodies(
     start_gateway: StartGateway, site: Site
 ) -> None:
     images = ImagesConfig(
-        allowed_hosts=[f"localhost:{site.port}"], allowed_networks=["127.0.0.0/8"], allows_plain_http=True
+        allowed_hosts=[f"localhost:{site.port}"],
+        allowed_networks=["127.0.0.0/8", "::1/128"],
+        allows_plain_http=True,
     )
     gateway = await start_gateway(gateway_config(images=images, max_buffered_body_bytes=900))
     reply = await gateway.chat(messages=said(image(f"http://localhost:{site.port}/cat.png")))
