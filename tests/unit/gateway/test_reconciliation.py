@@ -185,6 +185,16 @@ async def test_requests_of_strangers_are_left_alone(
     assert ledger.ids == []
 
 
+async def test_items_of_batches_are_left_to_the_queue(
+    reconciler: Reconciler, pages: Pages, ledger: Ledger, replica: Replica
+) -> None:
+    """They are run again until they have a result, and their usage is written with it."""
+    pages.add("attempt", CONTEXT.replace('"run"', '"batch"'))
+    pages.add("q0")
+    assert await reconciler.reconcile(replica) == 1
+    assert ledger.ids == ["q0"]
+
+
 @pytest.mark.parametrize(
     "error", [MeteringUnavailableError("the disk is full"), StoreError("the database is locked")]
 )
