@@ -130,8 +130,14 @@ class EmbeddingOperations:
         return web.Response(body=self._metrics.expose(), headers={"Content-Type": prometheus.CONTENT_TYPE})
 
     def _health(self, status: int) -> web.Response:
-        config = self._config
-        health = Health(status=self._state.status, replica_id=config.replica_id, model=config.served_as)
+        config, state = self._config, self._state.status
+        health = Health(
+            status=state,
+            replica_id=config.replica_id,
+            model=config.served_as,
+            stage="loading the model" if state == "starting" else "",
+            fraction=0.0 if state == "starting" else 1.0,
+        )
         return _json(health, status)
 
 

@@ -67,7 +67,8 @@ async def replica(model: Path) -> AsyncIterator[Replica]:
     await server.listen()
     async with aiohttp.ClientSession() as session:
         replica = Replica(server, session)
-        assert (await replica.get("/health"))[0] == 503
+        status, health = await replica.get("/health")
+        assert (status, health["status"], health["stage"]) == (503, "starting", "loading the model")
         assert (await replica.embed("a"))[0] == 503
         await server.load()
         yield replica
