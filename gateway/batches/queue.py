@@ -105,6 +105,11 @@ class BatchQueue:
 
     # -- out -----------------------------------------------------------------------------------------------
 
+    def has_open(self) -> bool:
+        """Whether any batch has not ended."""
+        with self._store.reading() as connection:
+            return connection.scalar(select(exists().where(_BATCH.status.in_(OPEN_STATUSES)))) is True
+
     def runnable(self, max_batches: int) -> list[Runnable]:
         """Batches with items that could run now, oldest first; at most ``max_batches``."""
         waiting = exists().where(_ITEM.batch_id == _BATCH.id, *self._is_due(self._clock()))

@@ -115,8 +115,10 @@ class BatchWorker:
                 looked_at = loop.time()
                 self._preempt()
             await self._patiently(self._pull)
+            has_work = self._has_work or bool(self._running)
+            pause_s = self._config.poll_interval_s if has_work else self._idle_pause_s
             try:
-                await asyncio.wait_for(self._wanted.wait(), self._config.poll_interval_s)
+                await asyncio.wait_for(self._wanted.wait(), pause_s)
             except TimeoutError:
                 continue
             self._wanted.clear()
@@ -240,7 +242,14 @@ class BatchWorker:
             num_sweeps += 1
             await asyncio.sleep(self._config.sweep_interval_s)
 
+    @property
+    def _idle_pause_s(self) -> float:
+        """Between two looks at an empty queue: a submission here wakes the worker, one elsewhere can wait."""
+        return max(self._config.poll_interval_s, self._config.sweep_interval_s)
+
     async def _sweep(self) -> None:
+        if not await asyncio.to_thread(self._queue.has_open):
+            return
         num_reclaimed = await asyncio.to_thread(self._queue.reclaim_expired)
         if num_reclaimed:
             self._metrics.num_reclaimed += num_reclaimed
