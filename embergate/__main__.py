@@ -20,6 +20,7 @@ _COMMANDS = {
     "tokens": ("embergate.commands.tokens:tokens", "Create, list, revoke and import API tokens."),
     "usage": ("embergate.commands.usage:usage", "Show what was used, and what it costs."),
     "statement": ("embergate.commands.statement:statement", "Show an account's bill for a month."),
+    "export": ("embergate.commands.export:export", "Write charged usage for other programs."),
     "savings": ("embergate.commands.savings:savings", "Show what caching saved, and other price lists."),
     "rollups": ("embergate.commands.rollups:rollups", "Check or rebuild the sums that reports read."),
     "credit": ("embergate.commands.credit:credit", "Book prepaid credit and credit notes."),
