@@ -14,11 +14,10 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here needs packages of registries and whole processes."""
+    """Everything here needs packages of registries, and no other marker may be what selects it."""
     for item in items:
         if HERE in item.path.parents:
-            for marker in ("clients", "e2e", "model", "slow"):
-                item.add_marker(marker)
+            item.add_marker("clients")
 
 
 @pytest.fixture(scope="session")

@@ -128,6 +128,13 @@ def test_tools_are_called(worker: Worker) -> None:
     assert json.loads(call["function"]["arguments"])["city"] in ("Paris", "Rome")
 
 
+def test_embeddings_come_in_their_native_form(worker: Worker) -> None:
+    result = worker.result("run", model="@cf/baai/bge-small-en-v1.5", inputs={"text": ["a city", "a town"]})
+    assert result["shape"] == [2, 384]
+    first, second = result["data"]
+    assert 0.3 < sum(x * y for x, y in zip(first, second, strict=True)) < 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_errors_are_inference_upstream_errors_with_their_code(worker: Worker, stream: bool) -> None:
     action = "stream" if stream else "run"
