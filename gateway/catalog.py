@@ -30,11 +30,6 @@ class Catalog:
             raise no_such_model(name)
         return model
 
-    def task_of(self, name: str) -> str | None:
-        """What the model of this name does; None when there is none."""
-        model = self._by_name.get(name)
-        return None if model is None else model.task
-
     def names(self) -> list[str]:
         """All ids and aliases, in the order of the configuration."""
         return list(self._by_name)

@@ -30,10 +30,10 @@ def decode_run_body(
     """Decode a body for the model that the path names or, without one, the body.
 
     Raises:
-        Refusal: 400, naming the one wrong field.
+        Refusal: 400, naming the one wrong field, or the model that there is not.
     """
     model = path_model or _model_of(raw)
-    if model is not None and catalog.task_of(model) == EMBEDDINGS_TASK:
+    if model and catalog.find(model).task == EMBEDDINGS_TASK:
         return decode_native(
             raw,
             path_model=path_model,

@@ -194,3 +194,8 @@ async def test_both_transports_serve_the_binding(gateway: Harness) -> None:
         async with session.post(gateway.root("/run?version=3"), json=body, headers=headers) as response:
             assert response.status == 200
             assert response.headers["content-type"] == "application/json"
+
+
+async def test_a_model_that_there_is_not_is_named_before_what_it_would_take(gateway: Harness) -> None:
+    reply = await run(gateway, {"text": ["a"]}, headers={"cf-consn-model-id": "@cf/baai/bge-nothing"})
+    assert (reply.status, reply.json["internalCode"]) == (400, 5007)

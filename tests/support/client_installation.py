@@ -1,4 +1,4 @@
-"""A gateway for real clients: two replicas of the embedded model, one of Kimi in small, two accounts."""
+"""A gateway for real clients: two replicas of the embedded model, one for embeddings, a small Kimi."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClientInstallation(Installation):
     """What the tests of all clients share."""
 
     def __init__(self, home: Path) -> None:
-        super().__init__(home)
+        super().__init__(home, num_embedding_replicas=1)
         self._tiny_port = free_port()
         self._tiny: subprocess.Popen[bytes] | None = None
         self.slow_token = ""
