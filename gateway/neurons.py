@@ -66,6 +66,11 @@ class DailyNeurons:
         self._used_e4[account_id] = used_e4 + neurons_e4
         return max(min(neurons_e4, self._allocation_of(account_id) * _E4 - used_e4), 0)
 
+    def give_back(self, account_id: str, started_at_us: int, neurons_e4: int) -> None:
+        """Undo one :meth:`draw`: what it counted was not recorded."""
+        if started_at_us // MICROS_PER_DAY == self._day:
+            self._used_e4[account_id] = max(self._used_e4.get(account_id, 0) - neurons_e4, 0)
+
     def learn(self, day_start_us: int, used_e4: Mapping[str, int]) -> None:
         """Take over what the ledger says was used in a day; counts never go down within it."""
         day = day_start_us // MICROS_PER_DAY

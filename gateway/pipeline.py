@@ -276,7 +276,11 @@ class Pipeline:
             record = msgspec.structs.replace(record, free_neurons_e4=num_free)
             charge = self._rate_book.price(record)
         call.record, call.charge = record, charge
-        await self._journal.commit(record)
+        try:
+            await self._journal.commit(record)
+        except MeteringUnavailableError:
+            self._neurons.give_back(record.account_id, record.started_at_us, charge.neurons_e4)
+            raise
         call.reservation.settle(record, charge)
         return usage
 

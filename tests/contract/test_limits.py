@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
+import pytest
 
 from gateway.config import LimitsConfig, RateLimits
 from tests.support.gateway_harness import BILLING, MODEL, Harness, gateway_config
@@ -97,3 +99,25 @@ async def test_what_is_free_stands_in_the_records_and_the_rest_is_charged(start_
         assert (await gateway.chat()).status == 200
     records = await gateway.stopped_records()
     assert [record.free_neurons_e4 for record in records] == [12_909, 20_000 - 12_909, 0]
+
+
+async def test_what_could_not_be_recorded_uses_up_nothing(
+    start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await start_gateway(limited(stops_at_free_neurons=True), billing=TWO_FREE)
+    assert gateway.gateway is not None
+    spool = gateway.gateway._books.spool
+    append = spool.append
+
+    def fail(records: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(spool, "append", fail)
+    for _ in range(2):
+        assert (await gateway.chat()).status == 503
+    monkeypatch.setattr(spool, "append", append)
+    async with asyncio.timeout(10):
+        while (await gateway.chat()).status != 200:  # noqa: ASYNC110 - the journal tries again by the clock
+            await asyncio.sleep(0.2)
+    assert (await gateway.chat()).status == 200
+    assert (await gateway.chat()).json["errors"][0]["code"] == 4006

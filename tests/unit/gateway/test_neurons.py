@@ -71,6 +71,16 @@ def test_a_request_that_ends_after_midnight_belongs_to_its_own_day() -> None:
     assert daily.used_e4("a") == E4
 
 
+def test_what_was_not_recorded_is_given_back() -> None:
+    daily = neurons(10)
+    daily.draw("a", NOON, 8 * E4)
+    daily.give_back("a", NOON, 8 * E4)
+    assert daily.draw("a", NOON, 10 * E4) == 10 * E4
+    daily.draw("a", NOON + MICROS_PER_DAY, E4)
+    daily.give_back("a", NOON, 5 * E4)
+    assert daily.used_e4("a") == E4
+
+
 def test_the_ledger_only_ever_adds() -> None:
     daily = neurons(10)
     daily.learn(DAY, {"a": 4 * E4, "b": 1})
