@@ -157,7 +157,8 @@ def test_an_audit_passes_and_any_drift_fails_it(command_line: CommandLine, accou
     assert done.returncode == 1
     assert "request-1" in done.stdout
     findings = json.loads(command_line.run("audit", "--json").stdout)["findings"]
-    assert {finding["kind"] for finding in findings} == {"wrong_price", "wrong_rollup"}
+    kinds = {finding["kind"] for finding in findings}
+    assert kinds == {"wrong_price", "wrong_rollup", "wrong_receipt"}
 
 
 def test_nothing_runs_at_first(command_line: CommandLine) -> None:
