@@ -64,3 +64,28 @@ async def test_prompt_cache_key_is_an_affinity_key(gateway: Harness, replicas: l
     assert sorted(len(replica.requests) for replica in replicas) == [0, 6]
     records = await gateway.stopped_records()
     assert {record.session for record in records} == {"k"}
+
+
+@pytest.mark.parametrize("prefix", ["/v1", f"/client/v4/accounts/{ACCOUNT}/ai/v1"])
+@pytest.mark.parametrize(
+    ("path", "body", "member"),
+    [
+        ("/chat/completions", CHAT, "choices"),
+        ("/completions", {"model": MODEL, "prompt": "hi"}, "choices"),
+        ("/embeddings", {"model": EMBEDDINGS, "input": "hi"}, "data"),
+        ("/responses", {"model": MODEL, "input": "hi"}, "output"),
+    ],
+)
+async def test_both_transports_serve_every_surface(
+    gateway: Harness, prefix: str, path: str, body: Any, member: str
+) -> None:
+    """A connection that begins with another request is aiohttp's from then on."""
+    lean = await gateway.post(gateway.root(prefix + path), body)
+    await gateway.get(gateway.root("/health"))
+    taken_over = await gateway.post(gateway.root(prefix + path), body)
+    for reply in (lean, taken_over):
+        assert reply.status == 200, reply.body
+        assert reply.json[member]
+        assert reply.json["usage"]["neurons"] > 0
+        assert len(reply.headers["cf-ai-req-id"]) == 36
+        assert float(reply.headers["cf-ai-neurons"]) == reply.json["usage"]["neurons"]
