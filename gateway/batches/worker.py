@@ -203,12 +203,28 @@ class BatchWorker:
         while self._unsaved or self._saving:
             if not self._saving:
                 self._saving, self._unsaved = self._unsaved, []
-            result = await asyncio.to_thread(self._queue.end, self._saving)
+            try:
+                result = await asyncio.to_thread(self._queue.end, self._saving)
+            except StoreError:
+                raise
+            except Exception:  # noqa: BLE001 - one ending that cannot be written must not hold up the others
+                _log.exception("%d ends of batch items could not be written", len(self._saving))
+                await self._save_apart()
+                continue
             num_lost = len(self._saving) - result.num_effective
             self._metrics.count_ended(self._saving, num_lost)
             self._saving = []
             for batch_id in result.done_batch_ids:
                 await asyncio.to_thread(self._closer.settle, batch_id)
+
+    async def _save_apart(self) -> None:
+        """Of endings that failed together try the first alone; one that failed alone is tried again later."""
+        first, *rest = self._saving
+        self._unsaved = rest + self._unsaved
+        self._saving = [first] if rest else []
+        if not rest:
+            delay_s = self._config.retry_initial_s
+            await asyncio.to_thread(self._queue.release, first.lease, delay_s=delay_s, has_failed=True)
 
     # -- keeping -------------------------------------------------------------------------------------------
 
@@ -268,4 +284,6 @@ class BatchWorker:
                 return await work()
             except StoreError as error:
                 _log.warning("batches: %s", error)
-                await asyncio.sleep(_STORE_PAUSE_S)
+            except Exception:  # noqa: BLE001 - the top guard of the worker, without which batches would stand
+                _log.exception("batches: the worker failed")
+            await asyncio.sleep(_STORE_PAUSE_S)
