@@ -29,7 +29,7 @@ class ItemForm:
             raise bad_input("/stream", "the requests of a batch are answered in one piece")
         form = request.answer_form
         if isinstance(form, NativeVectors):
-            form = NativeVectors(is_enveloped=False)
+            form = form.bare()
         return msgspec.structs.replace(request, rejects_if_busy=True, answer_form=form)
 
     def completion(self, completion: bytes, usage: bytes) -> bytes:

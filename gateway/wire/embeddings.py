@@ -99,6 +99,10 @@ class NativeVectors:
     def __init__(self, *, is_enveloped: bool) -> None:
         self._is_enveloped = is_enveloped
 
+    def bare(self) -> NativeVectors:
+        """The same form without the envelope."""
+        return type(self)(is_enveloped=False)
+
     def completion(self, completion: bytes, usage: bytes) -> bytes:
         result = self.result(_vectors_decoder.decode(completion), usage)
         return envelop(result) if self._is_enveloped else result

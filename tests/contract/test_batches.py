@@ -115,11 +115,14 @@ class TestRest:
     async def test_embeddings_are_batched_too(self, start_gateway: StartGateway) -> None:
         gateway = await start_gateway(quick_config())
         path = f"/run/{EMBEDDINGS}"
-        reply = await gateway.post(f"{path}?queueRequest=true", {"requests": [{"text": ["ab"]}, {"text": 7}]})
+        ranked = {"query": "a", "contexts": [{"text": "ab"}]}
+        items = [{"text": ["ab"]}, {"text": 7}, ranked]
+        reply = await gateway.post(f"{path}?queueRequest=true", {"requests": items})
         result = await poll(gateway, reply.json["result"]["request_id"])
         assert result["responses"][0]["result"]["data"] == [[2.0, 0.0]]
         assert result["responses"][0]["result"]["shape"] == [1, 2]
         assert "/text" in result["responses"][1]["error"]
+        assert result["responses"][2]["result"]["response"] == [{"id": 0, "score": 1.0}]
 
     async def test_queue_request_in_the_body_is_no_submission(self, start_gateway: StartGateway) -> None:
         gateway = await start_gateway(quick_config())
