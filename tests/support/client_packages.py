@@ -58,8 +58,8 @@ class ClientPackages:
     def link(self, name: str, source: Path) -> None:
         """Install a package of ours beside the others, as ``npm install DIRECTORY`` does."""
         link = self.npm / "node_modules" / name
-        if not link.is_symlink():
-            link.symlink_to(source, target_is_directory=True)
+        link.unlink(missing_ok=True)  # one of another checkout, perhaps
+        link.symlink_to(source, target_is_directory=True)
 
     def run_node(self, program: str, environment: dict[str, str]) -> Any:
         """Run ``programs/PROGRAM`` beside the npm packages; what it prints last must be JSON."""
