@@ -18,6 +18,7 @@ _CODES: Mapping[Reason, str] = MappingProxyType(
         Reason.CONTEXT_OVERFLOW: "context_length_exceeded",
         Reason.RATE: "rate_limit_exceeded",
         Reason.DAILY_NEURONS: "insufficient_quota",
+        Reason.BUDGET: "insufficient_quota",
         Reason.CAPACITY: "capacity_exceeded",
     }
 )

@@ -126,6 +126,11 @@ async def test_the_refusal_names_the_budget_and_when_it_is_renewed(
         assert "beyond the monthly budget of the account (0.000001); it is renewed at " in error["message"]
         assert reply.headers["x-should-retry"] == "false"
         assert int(reply.headers["retry-after"]) > 0
+    plain = await gateway.post(
+        gateway.root(CHAT), {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    )
+    assert plain.status == 429
+    assert plain.json["error"]["code"] == "insufficient_quota"
     assert not any(replica.requests for replica in replicas)
 
 
