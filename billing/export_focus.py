@@ -112,7 +112,7 @@ def focus_row(charge: ExportedCharge, currency: str) -> dict[str, Any]:
         "PricingUnit": None if is_credit else "1M Tokens",
         "ListUnitPrice": list_price,
         "ContractedUnitPrice": price,
-        "ConsumedQuantity": None if is_credit else Decimal(charge.num_tokens),
+        "ConsumedQuantity": None if is_credit else charge.num_tokens * Decimal("1.0"),
         "ConsumedUnit": None if is_credit else "Tokens",
         "ResourceId": charge.model,
         "ResourceName": charge.model,
