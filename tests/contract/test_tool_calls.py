@@ -42,7 +42,7 @@ async def house(
         replica_id="replica-0", model=ModelSource(path=str(directory), served_as=MODEL), port=0
     )
 
-    async def start(_: BackendConfig) -> ScriptedEngine:
+    async def start(_: BackendConfig, report: object) -> ScriptedEngine:
         return engine
 
     server = ReplicaServer(config, start=start)
