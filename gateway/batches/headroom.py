@@ -64,10 +64,12 @@ class Headroom:
     def num_to_preempt(self, replica: Replica, num_items: int) -> int:
         """How many of the replica's ``num_items`` items must make room for live requests.
 
-        What waits inside a replica counts when it was seen to wait twice: every sequence does for a step.
+        What waits inside a replica counts when it was seen to wait twice, since every sequence does for a
+        step, and only as far as this gateway has live requests there: items may wait there for each other.
         """
         inside = min(self._num_waiting.get(replica.id, 0), self._num_waiting_before.get(replica.id, 0))
-        return min(num_items, inside + self._table.num_waiting)
+        num_live = max(replica.num_in_flight - num_items, 0)
+        return min(num_items, min(inside, num_live) + self._table.num_waiting)
 
     def report_busy(self, replica: Replica) -> None:
         """The replica had no room for an item: it is left alone for a moment."""

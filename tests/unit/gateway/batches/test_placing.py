@@ -102,11 +102,15 @@ class TestHeadroom:
         assert headroom.room_on(replica, 0) == 0
         assert headroom.num_to_preempt(replica, 3) == 0  # a sequence may wait for one step
         await headroom.look()
+        replica.num_in_flight = 3
+        assert headroom.num_to_preempt(replica, 3) == 0  # the items wait for each other
+        replica.num_in_flight = 8
         assert headroom.num_to_preempt(replica, 3) == 2
         assert headroom.num_to_preempt(replica, 1) == 1
         statistics.num_waiting = 0
         await headroom.look()
         assert headroom.num_to_preempt(replica, 3) == 0
+        replica.num_in_flight = 0
         assert headroom.room_on(replica, 0) == 3
 
     async def test_a_replica_without_statistics_is_judged_by_what_is_known(
