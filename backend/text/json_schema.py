@@ -105,22 +105,37 @@ def _check_depth(schema: Any) -> None:
 
 
 def without_annotations(schema: Any) -> Any:
-    """A schema without the values of ``format`` that no specification defines: there they are annotations.
+    """A schema without what binds nothing and is in a compiler's way; what is given stays as it was.
 
-    Those that JSON Schema defines stay, whether a compiler knows them or not. What is given stays as it was.
+    Values of ``format`` that no specification defines are annotations; those that JSON Schema defines stay,
+    whether a compiler knows them or not. An ``$id`` with a fragment is a name of older drafts, and goes when
+    every reference is a pointer.
     """
-    if find_schema(schema, _has_own_format) is None:
+    if find_schema(schema, lambda each: _has_own_format(each) or _has_fragment_id(each)) is None:
         return schema
     changed = deepcopy(schema)
+    has_names = find_schema(changed, _refers_by_name) is not None
     for _, each in walk_schemas(changed):
         if _has_own_format(each):
             del each["format"]  # type: ignore[attr-defined]  # a copy, of plain JSON
+        if _has_fragment_id(each) and not has_names:
+            del each["$id"]  # type: ignore[attr-defined]
     return changed
+
+
+def _refers_by_name(schema: Mapping[str, Any]) -> bool:
+    value = schema.get("$ref")
+    return isinstance(value, str) and value != "#" and not value.startswith("#/")
 
 
 def _has_own_format(schema: Mapping[str, Any]) -> bool:
     value = schema.get("format")
     return isinstance(value, str) and value not in STANDARD_FORMATS
+
+
+def _has_fragment_id(schema: Mapping[str, Any]) -> bool:
+    value = schema.get("$id")
+    return isinstance(value, str) and bool(value.partition("#")[2])
 
 
 class _Endings:

@@ -169,6 +169,14 @@ async def test_a_format_that_no_specification_defines_is_an_annotation(
     assert inner["format"] == kind, "the request's schema stays as it was"
 
 
+@pytest.mark.parametrize("name", ["#user", "https://example.com/user#/definitions/name"])
+async def test_a_name_of_an_older_draft_is_in_nobodys_way(compiler: GrammarCompiler, name: str) -> None:
+    schema = {"$id": name, "properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"const": 1}}}
+    grammar = await grammar_of(compiler, schema)
+    assert accepts(grammar, '{"a":1}')
+    assert not accepts(grammar, '{"a":2}')
+
+
 async def test_a_format_that_is_defined_is_kept_to_or_refused(compiler: GrammarCompiler) -> None:
     """Whatever the library comes to know: no defined format is left out in silence."""
     refused = []
