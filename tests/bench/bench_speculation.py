@@ -1,8 +1,9 @@
 """What guessing gains: ``python -m tests.bench.bench_speculation``.
 
-Two workloads on the embedded model, greedy, one sequence at a time: files of code that are to be given back
-with one change, as an agent edits them, and prose that repeats nothing. Each answer is made without and with
-guesses, in turns; the two must be equal, token for token. Figures are medians over the rounds.
+Two workloads on the embedded model, greedy, one sequence at a time: files of code that are given back, as
+when an agent edits them (shown twice before, as so small a model copies well only then), and prose. Each
+answer is made without and with guesses, in turns; the two must be equal, token for token. Figures are medians
+over the rounds, of tokens for a second of CPU time, so that a busy machine does not change them much.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ CODE = '''class Account:
             print(kind, amount)
 '''
 EDITS = (
-    "Rename the method report to show_entries and give back the whole file.",
-    "Give back the whole file with `cents` in place of `amount`.",
-    "Repeat the file and add a method close at its end.",
+    "with the method report renamed to show_entries",
+    "with cents in place of amount",
+    "with a method close at its end",
 )
 PROSE = (
     "Write a letter to a friend about a walk by the sea.",
@@ -72,7 +73,7 @@ PROSE = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One workload: tokens a second without and with guesses, and how many guesses were right."""
+    """One workload: tokens for a second of CPU time without and with guesses; the share of right guesses."""
 
     form: str
     workload: str
@@ -114,28 +115,27 @@ class Contestant:
             for output in self.engine.take_outputs():
                 tokens += output.token_ids
                 if not began and tokens:
-                    began, first, steps = time.perf_counter(), len(tokens), self.engine.stats().num_steps
-        self.decode_s += time.perf_counter() - began
+                    began, first, steps = time.process_time(), len(tokens), self.engine.stats().num_steps
+        self.decode_s += time.process_time() - began
         self.num_decoded += len(tokens) - first
         self.num_steps += self.engine.stats().num_steps - steps
         return tokens
 
 
-def measure(form: str, checkpoint: Path, threads: int, rounds: int, draft: int, match: int) -> list[Result]:
+def measure(form: str, checkpoint: Path, rounds: int, draft: int, match: int) -> list[Result]:
     config = BackendConfig(
         replica_id="bench",
         model=ModelSource(path=str(checkpoint), served_as="bench", max_model_len=CONTEXT),
         cache=CacheConfig(num_blocks=512),
         scheduler=SchedulerConfig(max_running=8),
-        device=DeviceConfig(device="cpu", threads=threads),
+        device=DeviceConfig(device="cpu", threads=1),
     )
     guessing = SpeculationConfig(enabled=True, max_draft_tokens=draft, match_tokens=match)
     runner = ModelRunner.load(config)
     text = load_model_text(checkpoint, cache_chars=0, vocab_size=runner.info.vocab_size)
     results = []
-    edits = [
-        f"<|im_start|>user\n{edit}\n\n{CODE}<|im_end|>\n<|im_start|>assistant\n{CODE[:60]}" for edit in EDITS
-    ]
+    twice = f"{CODE}\n# The same file again:\n\n{CODE}\n"
+    edits = [f"{twice}# The same file, {edit}:\n\n{CODE[:60]}" for edit in EDITS]
     prose = [f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n" for prompt in PROSE]
     for workload, prompts in (("edits of code", edits), ("prose", prose)):
         rates: dict[bool, list[float]] = {False: [], True: []}
@@ -164,7 +164,7 @@ def _with(config: BackendConfig, speculation: SpeculationConfig) -> BackendConfi
 
 def table_of(results: list[Result]) -> str:
     lines = [
-        "| form | workload | tokens/s | with guesses | gain | guesses right | tokens a step |",
+        "| form | workload | tokens per CPU second | with guesses | gain | guesses right | tokens a step |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
@@ -179,7 +179,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--forms", default="kimi,llama")
     parser.add_argument("--draft", type=int, default=SpeculationConfig().max_draft_tokens)
@@ -194,7 +193,7 @@ def main() -> int:
     results: list[Result] = []
     for form in options.forms.split(","):
         checkpoint = layout.embedded_checkpoint(form)
-        results += measure(form, checkpoint, options.threads, options.rounds, options.draft, options.match)
+        results += measure(form, checkpoint, options.rounds, options.draft, options.match)
     print(table_of(results))
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
