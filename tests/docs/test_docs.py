@@ -51,7 +51,7 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", ["docs/walkthrough.md", "docs/architecture.md", "README.md"])
 def test_every_path_that_is_named_exists(page: str) -> None:
-    data_directory = {"secrets/", "spool/", "models/", "logs/", "run/"}
+    data_directory = {"secrets/", "spool/", "models/", "logs/", "run/", "exports/"}
     text = (ROOT / page).read_text()
     paths = {path for path in PATH.findall(text) if "/" in path} - data_directory
     assert len(paths) > 5
