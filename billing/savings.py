@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select
 
 from billing.analytics import UsageFilter, usage_groups
+from billing.batch_schema import batch_items, batches
 from billing.config import BillingConfig, BillingConfigError, PriceListConfig
 from billing.money import NANOS_PER_MICRO, format_nanos, line_nanos, parse_micros
 from billing.periods import parse_date
+from billing.schema import ledger_transactions
 from billing.usage import CHARGED_STATUSES
 
 MILLION = 1_000_000
@@ -134,6 +136,43 @@ def savings(
         lists,
         currency=currency,
         num_requests=row.num_requests,
+    )
+
+
+def batch_savings(
+    connection: Connection,
+    account_id: str,
+    batch_id: str,
+    lists: Sequence[PriceList],
+    *,
+    currency: str = "USD",
+) -> Savings | None:
+    """Over the items of a batch that are on the books; None when the account has no such batch."""
+    owned = select(batches.c.id).where(batches.c.id == batch_id, batches.c.account_id == account_id)
+    if connection.execute(owned).one_or_none() is None:
+        return None
+    item, entry = batch_items.c, ledger_transactions.c
+    sums = [
+        func.coalesce(func.sum(column), 0)
+        for column in (
+            item.prompt_tokens,
+            item.cached_prompt_tokens,
+            item.completion_tokens,
+            entry.amount_nanos,
+            entry.undiscounted_nanos,
+        )
+    ]
+    on_the_books = batch_items.join(ledger_transactions, item.request_id == entry.id)
+    query = select(func.count(), *sums).select_from(on_the_books).where(item.batch_id == batch_id)
+    row = connection.execute(query).one()
+    num_requests, prompt, cached, output, amount, undiscounted = (int(value) for value in row)
+    return of_tokens(
+        TokenCounts(prompt - cached, cached, output),
+        amount,
+        undiscounted,
+        lists,
+        currency=currency,
+        num_requests=num_requests,
     )
 
 

@@ -20,6 +20,7 @@ from billing.config import BillingConfig
 from billing.daily_neurons import used_neurons
 from billing.rates import RateBook
 from billing.receipt_keys import KeyRing
+from billing.savings import price_lists
 from billing.store import Store
 from gateway.application import Routes, application
 from gateway.auth import Authenticator, SaltMaker
@@ -52,6 +53,7 @@ from gateway.handlers.inference import InferenceRoutes
 from gateway.handlers.openapi import OpenAPIRoute
 from gateway.handlers.ops import OpsRoutes, edge_refusal
 from gateway.handlers.receipts import ReceiptRoutes
+from gateway.handlers.savings import SavingsRoutes
 from gateway.handlers.tomarkdown import MarkdownRoutes
 from gateway.images.addresses import AddressGuard
 from gateway.images.fetcher import ImageFetcher
@@ -197,6 +199,7 @@ class Gateway:
             is_all_posted=lambda: not self._books.spool.num_unposted,
         )
         self._reader = UsageReader(self._books.store, config.analytics)
+        self._price_lists = price_lists(billing)
         self._dashboard = build_dashboard(
             config.dashboard,
             billing,
@@ -324,6 +327,7 @@ class Gateway:
         config, currency = self._config.analytics, self._books.rate_book.currency
         return [
             UsageRoutes(self._authenticator, self._reader, config, currency),
+            SavingsRoutes(self._authenticator, self._reader, config, self._price_lists, currency),
             GraphQLRoutes(self._authenticator, self._reader, config),
             *self._dashboard,
             AiGatewayRoutes(self._authenticator, self._reader, self._public_url),

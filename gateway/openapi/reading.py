@@ -36,6 +36,12 @@ _ENVELOPED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "What was used and what it costs.",
         ("since", "until", "group_by", "limit", "cursor", "model", "session", "token", "status", "order"),
     ),
+    (
+        f"{ACCOUNT}/ai/savings",
+        "usage",
+        "What usage cost, what caching saved, and what other price lists ask for it.",
+        ("since", "until", "model", "session", "token", "surface", "batch"),
+    ),
 )
 
 _GRAPHQL = Content(
