@@ -168,7 +168,7 @@ class ReplicaRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class ReplicaEmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Texts to embed, as the gateway sends them to a replica of an embedding model.
 
-    An input is text or token ids, all of one kind. ``pooling`` null and ``dimensions`` null mean the model's own.
+    An input is text or token ids, all of one kind. ``pooling`` and ``dimensions`` null mean the model's own.
     ``truncates``: longer inputs are cut to the model's length instead of refused. ``input_field`` is what
     the client calls its inputs, for refusals. The other fields mean what
     they mean in :class:`ReplicaRequest`.

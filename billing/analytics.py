@@ -245,9 +245,7 @@ def _single_requests(wanted: UsageFilter) -> Subquery:
             *(value.label(name) for name, value in values.items()),
         )
         .join_from(schema.usage_records, schema.ledger_transactions, ledger.id == usage.request_id)
-        .where(
-            ledger.neurons_e4 >= wanted.min_neurons_e4, usage.prompt_tokens >= wanted.min_prompt_tokens
-        )
+        .where(ledger.neurons_e4 >= wanted.min_neurons_e4, usage.prompt_tokens >= wanted.min_prompt_tokens)
         .subquery()
     )
 

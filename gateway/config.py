@@ -156,8 +156,8 @@ class AuthConfig(_Section, frozen=True):
 
 
 class MeteringConfig(_Section, frozen=True):
-    """``commit_interval_s`` is how long a group commit waits at most for company, which it does as long as the
-    edge is busy with more requests. The commit of a lone request goes without a thread of its own while
+    """``commit_interval_s`` is how long a group commit waits at most for company, which it does as long as
+    the edge is busy with more requests. The commit of a lone request goes without a thread of its own while
     commits take less than ``inline_commit_max_s``; 0 turns that off.
 
     ``abort_usage_wait_s`` bounds how long a replica is asked for the usage of a request whose client left,
