@@ -92,6 +92,15 @@ def no_such_model(model: str) -> Refusal:
     return Refusal(Reason.NO_SUCH_MODEL, f"No such model {model[:200]} or task")
 
 
+def no_messages_api() -> Refusal:
+    """Clients of Anthropic's API are told where their conversation can go."""
+    return Refusal(
+        Reason.NOT_HERE,
+        "Anthropic's Messages API is not served here, for no model: use OpenAI's form at "
+        "/v1/chat/completions or /v1/responses",
+    )
+
+
 def no_route(path: str) -> Refusal:
     return Refusal(
         Reason.NO_ROUTE, f"Could not route to {path[:500]}, perhaps your object identifier is invalid?"

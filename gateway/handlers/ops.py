@@ -18,7 +18,15 @@ from gateway.catalog import Catalog
 from gateway.config import EMBEDDINGS_TASK
 from gateway.edge.aiohttp_exchange import BodiesFullError
 from gateway.edge.exchange import Headers
-from gateway.errors import Reason, Refusal, bodies_full, method_not_allowed, no_route, too_large
+from gateway.errors import (
+    Reason,
+    Refusal,
+    bodies_full,
+    method_not_allowed,
+    no_messages_api,
+    no_route,
+    too_large,
+)
 from gateway.metrics import GatewayMetrics
 from gateway.replicas import ReplicaTable
 from gateway.wire.openai import encode_model_list
@@ -32,6 +40,7 @@ TAKES_ANY_PATH = ("inference", "no-route")
 
 _JSON = "application/json"
 _PLAIN_V1 = "/v1/"
+_MESSAGES_API = "/v1/messages"
 _EDGE_REASONS = {413: Reason.TOO_LARGE, 408: Reason.TIMEOUT, 503: Reason.CAPACITY}
 
 
@@ -111,9 +120,11 @@ class OpsRoutes:
             refusal = method_not_allowed(request.method, "POST")
         elif allowed := await _allowed_methods(request):
             refusal = method_not_allowed(request.method, ", ".join(sorted(allowed)))
+        elif path.endswith(_MESSAGES_API):
+            refusal = no_messages_api()
         else:
             refusal = no_route(path)
-        return _refusal_response(refusal)
+        return _refusal_response(refusal, path=path)
 
 
 @web.middleware
