@@ -73,8 +73,7 @@ async def test_a3_usage_header_log_bill_and_analytics_give_the_cached_price(
 
 
 async def test_a4_a_stream_has_one_total_and_it_comes_last(gateway: Harness) -> None:
-    options = {"stream_options": {"include_usage": True}}
-    frames = (await gateway.chat(stream=True, **options)).frames
+    frames = (await gateway.chat(stream=True, stream_options={"include_usage": True})).frames
     assert [bool(frame.get("usage")) for frame in frames[:-1]] == [False] * (len(frames) - 2) + [True]
     native = [frame["usage"] for frame in (await gateway.chat(path=RUN, stream=True)).frames[:-1]
               if frame.get("usage")]  # fmt: skip
