@@ -91,6 +91,7 @@ def prompts(models: Path) -> list[list[int]]:
     return [tokenizer.encode(turns.format(SYSTEM, question)).ids for question in QUESTIONS]
 
 
+@pytest.mark.timeout(900)  # 20 prompts of 200 tokens in three models: minutes on a busy machine
 def test_both_forms_give_the_greedy_answers_of_transformers(
     load: Callable[[str], ModelRunner], prompts: list[list[int]], oracle: LlamaForCausalLM
 ) -> None:
