@@ -25,11 +25,11 @@ VERIFY_ARGS ?=
 PYTEST_ARGS ?=
 
 DATA_DIR := $(or $(EMBERGATE_DATA_DIR),.embergate)
-FAST := not slow and not model and not e2e and not chaos and not gpu and not clients
+FAST := not slow and not model and not e2e and not chaos and not gpu and not clients and not postgres
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install up down status logs model test test-fast fast-tests test-billing-million test-clients bench-engine bench-model \
+.PHONY: help install up down status logs model test test-fast fast-tests test-billing-million test-postgres test-clients bench-engine bench-model \
         bench-gateway verify-kimi load \
         simulate fmt lint type arch docs
 
@@ -105,6 +105,9 @@ fast-tests:
 
 test-billing-million: $(VENV)/.installed-dev ## Check prices, ledger, sums and statements of a million records in decimals.
 	EMBERGATE_NUM_RECORDS=1000000 $(BIN)/pytest -q tests/unit/billing/test_million.py $(PYTEST_ARGS)
+
+test-postgres: $(VENV)/.installed-dev ## Run everything about money and queues on a real PostgreSQL, which it starts.
+	EMBERGATE_REQUIRE_POSTGRES=1 $(BIN)/pytest -q -m "postgres and not model" $(PYTEST_ARGS)
 
 test-clients: $(VENV)/.installed-dev model ## Run real clients, which it installs from npm and PyPI, against a gateway.
 	@command -v npm >/dev/null || { echo "The clients need npm, which comes with Node.js: install it." >&2; exit 1; }

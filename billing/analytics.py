@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 
 from billing import schema
+from billing.buckets import bucket_start
 from billing.latency import LatencySummary, summarize
 from billing.money import format_nanos
 from billing.periods import MICROS_PER_DAY, Period, instant_text
@@ -264,8 +265,7 @@ def _key(columns: Any, dimension: Dimension) -> ColumnElement[Any]:
     if width_us is None:
         column: ColumnElement[Any] = columns[_COLUMNS[dimension]]
         return column
-    start: ColumnElement[Any] = columns.start_us - columns.start_us % literal(width_us)
-    return start
+    return bucket_start(columns.start_us, width_us)
 
 
 def _conditions(columns: Any, wanted: UsageFilter, period: Period) -> list[ColumnElement[bool]]:

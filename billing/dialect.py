@@ -24,6 +24,18 @@ _BUSY_TIMEOUT_S = 30.0
 _STEPS_PER_LOOK = 20_000
 """Steps of SQLite's machine, some tenths of a millisecond, between two looks at the clock."""
 _MIGRATION_LOCK = 0x656D_6265_7267
+_PATIENCE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+    "application_name": "embergate",
+}
+"""By itself libpq waits for a host that vanished until the kernel gives up, a quarter of an hour later. What
+the URL says goes before."""
+_MAX_IDLE_MS = 60_000
+"""A process that was stopped in the middle of a transaction must not hold its locks against all others."""
 
 
 class Dialect(Protocol):
@@ -117,7 +129,20 @@ class PostgresDialect:
     """Any PostgreSQL driver with positional parameters, such as psycopg."""
 
     def connect(self, url: str, sqlite_synchronous: str) -> Engine:
-        engine = create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True, paramstyle="format")
+        given = make_url(url).query
+        engine = create_engine(
+            url,
+            pool_size=8,
+            max_overflow=8,
+            pool_pre_ping=True,
+            paramstyle="format",
+            connect_args={name: value for name, value in _PATIENCE.items() if name not in given},
+        )
+
+        @event.listens_for(engine, "connect")
+        def _prepare(connection: Any, _record: object) -> None:
+            connection.execute(f"SET idle_in_transaction_session_timeout = {_MAX_IDLE_MS}")
+            connection.commit()
 
         # An engine that derives from one with an isolation level cannot have another, so it is set by hand.
         @event.listens_for(engine, "begin")
@@ -150,7 +175,8 @@ class PostgresDialect:
     def append_only(self, table: str) -> list[str]:
         return [
             f"CREATE FUNCTION {table}_refuse() RETURNS trigger LANGUAGE plpgsql AS "
-            f"$$ BEGIN RAISE EXCEPTION '{table} is append-only'; END $$",
+            f"$$ BEGIN RAISE EXCEPTION '{table} is append-only' "
+            f"USING ERRCODE = 'integrity_constraint_violation'; END $$",
             f"CREATE TRIGGER {table}_no_change BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
             f"FOR EACH STATEMENT EXECUTE FUNCTION {table}_refuse()",
         ]

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, literal, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, literal_column, or_, select
 
 from billing import schema
+from billing.buckets import bucket_start
 from billing.periods import MICROS_PER_DAY, Period, instant_text
 from billing.rates import CACHED_INPUT, INPUT, OUTPUT, rates_of_version
 from billing.rollups import MICROS_PER_HOUR
@@ -79,8 +80,11 @@ def charges(
 ) -> Iterator[ExportedCharge]:
     """Every charged token class of requests that started within ``period``, in order of time and account."""
     width_us = _WIDTHS_US[width]
-    start = (_USAGE.started_at_us - _USAGE.started_at_us % literal(width_us)).label("start_us")
-    is_batch = case((_USAGE.surface == "batch", 1), else_=0).label("is_batch")
+    start = bucket_start(_USAGE.started_at_us, width_us).label("start_us")
+    # Written out: PostgreSQL takes two parameters for two different expressions, see billing.buckets.
+    is_batch: ColumnElement[int] = literal_column(
+        "CASE WHEN usage_records.surface = 'batch' THEN 1 ELSE 0 END"
+    ).label("is_batch")
     keys = (start, _USAGE.account_id, _USAGE.token_id, _USAGE.model, is_batch, _LEDGER.rate_card_version)
     sums = {
         "num_input": _USAGE.prompt_tokens - _USAGE.cached_prompt_tokens,

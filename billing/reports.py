@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, case, func, literal, literal_column, select
+from sqlalchemy import ColumnElement, Row, Select, case, func, literal_column, select
 
+from billing.buckets import bucket_number
 from billing.ledger import receivable
 from billing.money import format_nanos
 from billing.periods import MICROS_PER_DAY, Period, day_text, instant_text
@@ -162,7 +163,7 @@ def _keys(by: GroupBy) -> list[ColumnElement[Any]]:
     if by == "model":
         return [_USAGE.model.label("key")]
     if by == "day":
-        return [(_USAGE.started_at_us // literal(MICROS_PER_DAY)).label("key")]
+        return [bucket_number(_USAGE.started_at_us, MICROS_PER_DAY).label("key")]
     if by == "account":
         return [_USAGE.account_id.label("key")]
     key = _USAGE.session if by == "session" else _USAGE.request_id

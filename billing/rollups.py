@@ -26,6 +26,7 @@ from sqlalchemy import (
 )
 
 from billing import schema
+from billing.buckets import bucket_start
 from billing.bulk import BulkInsert
 from billing.dialect import Dialect
 from billing.latency import bucket_of, latencies_of
@@ -180,7 +181,7 @@ def find_drift(connection: Connection, max_found: int = 100) -> list[str]:
 def _summed_records(table: Table, width_us: int) -> Subquery:
     """The rows that ``table`` should hold, summed from the records."""
     usage, ledger = schema.usage_records.c, schema.ledger_transactions.c
-    start_us = (usage.started_at_us - usage.started_at_us % literal(width_us)).label("start_us")
+    start_us = bucket_start(usage.started_at_us, width_us).label("start_us")
     keys = [
         start_us if column.name == "start_us" else usage[column.name] for column in table.primary_key.columns
     ]

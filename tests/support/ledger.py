@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Connection, text
+
 from billing.accounts import AccountDirectory
 from billing.config import BillingConfig, RateCardConfig
 from billing.periods import day_start_us, parse_date
@@ -97,15 +99,38 @@ def groups_of(items: list[UsageRecord], size: int) -> Iterator[list[UsageRecord]
 
 
 @contextmanager
-def open_store(directory: Path) -> Iterator[Store]:
-    """A store with the two accounts that records name."""
-    store = Store.open(f"sqlite:///{directory / 'ledger.db'}", clock=lambda: NOON_US)
+def opened(url: str) -> Iterator[Store]:
+    """The store of a URL, with a clock that stands still."""
+    store = Store.open(url, clock=lambda: NOON_US)
     try:
-        directory_of_accounts = AccountDirectory(store, clock=lambda: NOON_US)
-        known = {account.id for account in directory_of_accounts.list_accounts()}
-        for name, account_id in (("First", ACCOUNT), ("Second", OTHER_ACCOUNT)):
-            if account_id not in known:
-                directory_of_accounts.create_account(name, account_id)
         yield store
     finally:
         store.close()
+
+
+@contextmanager
+def open_store(directory: Path) -> Iterator[Store]:
+    """A store in a file, with the two accounts that records name."""
+    url = f"sqlite:///{directory / 'ledger.db'}"
+    prepare(url)
+    with opened(url) as store:
+        yield store
+
+
+def drop_guards(connection: Connection, table: str) -> None:
+    """Let an append-only table be changed, as someone with access to the database could."""
+    if connection.dialect.name == "sqlite":
+        for verb in ("update", "delete"):
+            connection.execute(text(f"DROP TRIGGER {table}_no_{verb}"))
+    else:
+        connection.execute(text(f"DROP TRIGGER {table}_no_change ON {table}"))
+
+
+def prepare(url: str) -> None:
+    """Migrate a database, and make the two accounts that records name where they are missing."""
+    with opened(url) as store:
+        accounts = AccountDirectory(store, clock=lambda: NOON_US)
+        known = {account.id for account in accounts.list_accounts()}
+        for name, account_id in (("First", ACCOUNT), ("Second", OTHER_ACCOUNT)):
+            if account_id not in known:
+                accounts.create_account(name, account_id)

@@ -1,6 +1,7 @@
+"""A store with two accounts; everything about money is tested on SQLite and on PostgreSQL."""
+
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,23 +9,40 @@ import pytest
 
 from billing.rates import RateBook
 from billing.store import Store
-from tests.support.ledger import book, open_store
+from tests.support.databases import STORES, Databases, NewDatabase
+from tests.support.ledger import book, opened, prepare
+
+
+@pytest.fixture(scope="session", params=STORES)
+def databases(request: pytest.FixtureRequest) -> Databases:
+    found: Databases = request.getfixturevalue(f"{request.param}_databases")
+    return found
 
 
 @pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database file with the schema and the accounts, to copy."""
-    directory = tmp_path_factory.mktemp("migrated")
-    with open_store(directory):
-        pass
-    return directory / "ledger.db"
+def new_ledger(databases: Databases) -> NewDatabase:
+    """Makes a ledger with the two accounts, given a directory of the test's own."""
+    return databases.copies_of("ledger", prepare)
 
 
 @pytest.fixture
-def store(tmp_path: Path, migrated: Path) -> Iterator[Store]:
-    shutil.copy(migrated, tmp_path)
-    with open_store(tmp_path) as opened:
-        yield opened
+def blank_url(databases: Databases, tmp_path: Path) -> Iterator[str]:
+    """A database with nothing in it."""
+    with databases.copies_of("blank", lambda url: None)(tmp_path / "blank") as url:
+        yield url
+
+
+@pytest.fixture
+def ledger_url(new_ledger: NewDatabase, tmp_path: Path) -> Iterator[str]:
+    """A ledger of the test's own."""
+    with new_ledger(tmp_path) as url:
+        yield url
+
+
+@pytest.fixture
+def store(ledger_url: str) -> Iterator[Store]:
+    with opened(ledger_url) as store:
+        yield store
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from billing.rates import RateBook
 from billing.schema import APPEND_ONLY
 from billing.spool import Spool
 from billing.store import Store
-from tests.support.ledger import NOON_US, book, card, record, records
+from tests.support.ledger import NOON_US, book, card, drop_guards, record, records
 
 
 def kinds(report: AuditReport) -> list[str]:
@@ -25,8 +25,7 @@ def tampered(store: Store, rate_book: RateBook) -> Store:
     store.post([record(number) for number in range(5)], rate_book)
     with store.writing() as connection:
         for table in APPEND_ONLY:
-            for verb in ("update", "delete"):
-                connection.execute(text(f"DROP TRIGGER {table}_no_{verb}"))
+            drop_guards(connection, table)
     return store
 
 

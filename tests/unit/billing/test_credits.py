@@ -17,7 +17,7 @@ from billing.reports import balance_nanos
 from billing.schema import ledger_entries, ledger_transactions
 from billing.statement import monthly_statement
 from billing.store import Store
-from tests.support.ledger import ACCOUNT, KIMI, NOON_US, OTHER_ACCOUNT, record
+from tests.support.ledger import ACCOUNT, KIMI, NOON_US, OTHER_ACCOUNT, drop_guards, record
 
 DOLLAR = 1_000_000_000
 DAY_US = 86_400_000_000
@@ -209,8 +209,7 @@ class TestAudit:
         credit_book.top_up(ACCOUNT, DOLLAR, "Card")
         with store.writing() as connection:
             for table in ("credits", "ledger_transactions", "ledger_entries"):
-                for verb in ("update", "delete"):
-                    connection.execute(text(f"DROP TRIGGER {table}_no_{verb}"))
+                drop_guards(connection, table)
             connection.execute(text(tampering))
         assert "wrong_credit" in [finding.kind for finding in audit(store, rate_book).findings]
 

@@ -16,7 +16,7 @@ from billing.segments import list_segments
 from billing.spool import Spool
 from billing.store import PostResult, Store, StoreError
 from billing.usage import UsageRecord
-from tests.support.ledger import groups_of, open_store, record, records
+from tests.support.ledger import groups_of, record, records
 
 FAST = SpoolConfig(post_interval_s=0.001, retry_max_s=0.02, max_segment_bytes=20_000, max_post_batch=20)
 
@@ -46,10 +46,8 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 
 @pytest.fixture
-def flaky(tmp_path: Path) -> Iterator[FlakyStore]:
-    with open_store(tmp_path):
-        pass
-    store = FlakyStore.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+def flaky(ledger_url: str) -> Iterator[FlakyStore]:
+    store = FlakyStore.open(ledger_url)
     assert isinstance(store, FlakyStore)
     yield store
     store.close()

@@ -11,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, func, select, text
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, ProgrammingError
 from sqlalchemy.schema import CreateTable
 
 from billing import batch_schema, money_schema, schema
@@ -22,7 +22,17 @@ from billing.migrate import known_revisions, migrations_config
 from billing.rates import RateBook
 from billing.store import PostResult, Store, StoreAwayError, StoreError
 from billing.usage import UsageRecord
-from tests.support.ledger import NOON_US, book, card, groups_of, open_store, record, records
+from tests.support.ledger import (
+    NOON_US,
+    book,
+    card,
+    drop_guards,
+    groups_of,
+    open_store,
+    opened,
+    record,
+    records,
+)
 
 
 def stored(store: Store) -> list[UsageRecord]:
@@ -128,9 +138,9 @@ class TestImmutability:
 
     def test_a_failure_in_the_middle_leaves_nothing(self, store: Store, rate_book: RateBook) -> None:
         with store.writing() as connection:
-            connection.execute(text("DROP TRIGGER ledger_entries_no_update"))
+            drop_guards(connection, "ledger_entries")
             connection.execute(text("ALTER TABLE ledger_entries RENAME TO away"))
-        with pytest.raises(StoreError, match="no such table: ledger_entries"):
+        with pytest.raises((StoreError, ProgrammingError), match="ledger_entries"):
             store.post([record()], rate_book)
         assert store.has_record(["request-000000"]) == set()
 
@@ -142,9 +152,9 @@ class TestOpen:
             differences = compare_metadata(MigrationContext.configure(connection), schema.metadata)
         assert differences == []
 
-    def test_a_database_of_the_first_version_keeps_its_records(self, tmp_path: Path) -> None:
-        url = f"sqlite:///{tmp_path / 'ledger.db'}"
-        with create_engine(url).begin() as connection:
+    def test_a_database_of_the_first_version_keeps_its_records(self, blank_url: str) -> None:
+        engine = create_engine(blank_url)
+        with engine.begin() as connection:
             config = migrations_config()
             config.attributes["connection"] = connection
             command.upgrade(config, "0001")
@@ -154,7 +164,8 @@ class TestOpen:
                     "1, 2, 10, 4, 2, 0, 'ok', FALSE, 0, 1)"
                 )
             )
-        store = Store.open(url)
+        engine.dispose()
+        store = Store.open(blank_url)
         (found,) = stored(store)
         store.close()
         assert (found.request_id, found.free_neurons_e4, found.cache_head) == ("old", 0, "")
@@ -165,31 +176,30 @@ class TestOpen:
     def test_usage_records_mirror_the_struct(self) -> None:
         assert schema.usage_records.c.keys() == list(UsageRecord.__struct_fields__)
 
-    def test_opening_again_keeps_everything(self, tmp_path: Path, rate_book: RateBook) -> None:
-        with open_store(tmp_path) as store:
+    def test_opening_again_keeps_everything(self, ledger_url: str, rate_book: RateBook) -> None:
+        with opened(ledger_url) as store:
             store.post(records(10), rate_book)
-        with open_store(tmp_path) as store:
+        with opened(ledger_url) as store:
             assert counts(store) == (10, 10, 20)
 
-    def test_two_at_once_migrate_once(self, tmp_path: Path) -> None:
-        url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    def test_two_at_once_migrate_once(self, blank_url: str) -> None:
         with ThreadPoolExecutor(4) as pool:
-            for store in list(pool.map(lambda _: Store.open(url), range(4))):
+            for store in list(pool.map(lambda _: Store.open(blank_url), range(4))):
                 assert counts(store) == (0, 0, 0)
                 store.close()
 
-    def test_the_file_is_private_and_flushed_on_commit(self, store: Store, tmp_path: Path) -> None:
-        for path in tmp_path.glob("ledger.db*"):
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        with store.reading() as connection:
+    def test_the_file_is_private_and_flushed_on_commit(self, tmp_path: Path) -> None:
+        with open_store(tmp_path) as store, store.reading() as connection:
+            for path in tmp_path.glob("ledger.db*"):
+                assert stat.S_IMODE(path.stat().st_mode) == 0o600
             assert connection.scalar(text("PRAGMA journal_mode")) == "wal"
             assert connection.scalar(text("PRAGMA synchronous")) == 2
 
-    def test_a_newer_database_is_refused(self, tmp_path: Path) -> None:
-        with open_store(tmp_path) as store, store.writing() as connection:
+    def test_a_newer_database_is_refused(self, ledger_url: str) -> None:
+        with opened(ledger_url) as store, store.writing() as connection:
             connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
         with pytest.raises(StoreError, match=r"written by a newer version .*9999"):
-            Store.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+            Store.open(ledger_url)
 
     @pytest.mark.parametrize(
         ("url", "problem"),
@@ -197,6 +207,8 @@ class TestOpen:
             ("nonsense", "Could not parse"),
             ("mysql://h/db", "'mysql' is not supported; use sqlite or postgresql"),
             ("sqlite:////proc/none/ledger.db", "No such file or directory"),
+            ("postgresql+psycopg://me:hunter2@127.0.0.1:1/db", r"me:\*\*\*@127.0.0.1:1/db failed: .*refused"),
+            ("postgresql+psycopg://127.0.0.1/db?sslmode=perhaps", "invalid sslmode value"),
         ],
     )
     def test_a_bad_url_is_one_sentence(self, url: str, problem: str) -> None:
@@ -247,7 +259,7 @@ class TestOpen:
 
 
 class TestPostgres:
-    """No server here; what would be sent to one is compiled and looked at."""
+    """What would be sent to a server, compiled and looked at without one."""
 
     def test_inserts_are_portable(self) -> None:
         for table in (schema.usage_records, schema.ledger_transactions, schema.ledger_entries):

@@ -1,0 +1,52 @@
+"""Databases for tests: SQLite for all, PostgreSQL too for those that are marked ``each_store``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.databases import STORES, Databases, PostgresDatabases, SqliteDatabases
+from tests.support.postgres import PostgresMissingError, PostgresServer
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "databases" in metafunc.fixturenames and metafunc.definition.get_closest_marker("each_store"):
+        metafunc.parametrize("databases", STORES, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def sqlite_databases(tmp_path_factory: pytest.TempPathFactory) -> SqliteDatabases:
+    return SqliteDatabases(tmp_path_factory.mktemp("originals"))
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """Started when the first test wants it. Without the programs such tests are skipped, or fail where
+    EMBERGATE_REQUIRE_POSTGRES is set.
+    """
+    try:
+        server = PostgresServer()
+    except PostgresMissingError as error:
+        if os.environ.get("EMBERGATE_REQUIRE_POSTGRES"):
+            raise
+        pytest.skip(str(error))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def postgres_databases(postgres_server: PostgresServer) -> PostgresDatabases:
+    return PostgresDatabases(postgres_server)
+
+
+@pytest.fixture(scope="session")
+def databases(request: pytest.FixtureRequest) -> Databases:
+    """Where a test's databases come from."""
+    kind = getattr(request, "param", "sqlite")
+    found: Databases = request.getfixturevalue(f"{kind}_databases")
+    return found
