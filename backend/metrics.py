@@ -161,6 +161,13 @@ class _EngineCollector(Collector):
                 stats.num_right_draft_tokens,
             ),
         )
+        mismatches = CounterMetricFamily(
+            "embergate_kv_mismatches",
+            "Sequences ended because a KV block did not hold what they had put there",
+            labels=["model_name"],
+        )
+        mismatches.add_metric([self._model], stats.num_kv_mismatches)
+        yield mismatches
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             gauge.add_metric([self._model], value)

@@ -3,6 +3,8 @@
 Domain: a block is a fixed run of token slots. It is *free* (content worthless), *cached* (content known to
 the prefix cache, nobody reads it) or *used* (one or more sequences hold it).
 
+A block gets a new *tag* each time it is taken, by which its content can be told from what was there before.
+
 Invariants: free + cached + used = all; the reference count of a block is the number of block tables it is in;
 a block in more than one table is full and is never written again.
 
@@ -32,6 +34,8 @@ class BlockPool:
         self._cache = cache
         self._free = list(range(num_blocks - 1, -1, -1))
         self._num_holders = [0] * num_blocks
+        self._tags = [0] * num_blocks
+        self._last_tag = 0
 
     @property
     def num_free(self) -> int:
@@ -72,8 +76,18 @@ class BlockPool:
                 assert cache is not None  # else num_available counts the free ones only
                 block = cache.evict()
             self._num_holders[block] = 1
+            self._last_tag += 1
+            self._tags[block] = self._last_tag
             taken.append(block)
         return taken
+
+    def tags_of(self, blocks: Iterable[int]) -> list[int]:
+        """What names the content that each block was last taken for; no two takings share one."""
+        return [self._tags[block] for block in blocks]
+
+    def still_held(self, blocks: Iterable[int], tags: Iterable[int]) -> list[int]:
+        """Those of a holder's blocks that were not taken again since it got them under ``tags``."""
+        return [block for block, tag in zip(blocks, tags, strict=True) if self._tags[block] == tag]
 
     def share(self, blocks: Iterable[int]) -> None:
         """Hold blocks that the prefix cache found."""

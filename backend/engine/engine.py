@@ -18,6 +18,7 @@ from torch import Tensor
 
 from backend.config import BackendConfig
 from backend.engine.block_pool import BlockPool
+from backend.engine.block_tags import BlockTags
 from backend.engine.grammars import Compilation, GrammarPool
 from backend.engine.kv_size import choose_num_blocks
 from backend.engine.limits import RefusedError, SchedulerLimits
@@ -31,6 +32,7 @@ from backend.engine.sequence import Sequence
 from backend.engine.speculation import PromptLookup
 from backend.engine.step import ScheduledChunk, ShouldStop, StepInterruptedError, StepPlan
 from backend.engine.step_builder import Step
+from backend.engine.watch import Watch
 
 MAX_FAILURES_IN_A_ROW = 3
 """Sequences that may fail in the model, without one success between, before the engine itself is to blame."""
@@ -122,6 +124,7 @@ class Engine:
         self._clock_s = clock_s
         self._cache = PrefixCache(cache.block_size) if cache.enable_prefix_cache else None
         self._pool = BlockPool(num_blocks, self._cache)
+        self._tags = BlockTags(num_blocks, cache.block_size)
         guesses = config.speculation
         lookup = PromptLookup(guesses.max_draft_tokens, guesses.match_tokens) if guesses.enabled else None
         self._scheduler = Scheduler(self._limits, self._pool, self._cache, lookup)
@@ -130,6 +133,7 @@ class Engine:
         self._pace = PrefillPace(limits.max_mixed_step_s)
         self._outputs: list[TokenOutput] = []
         self._num_requests = self._num_aborts = self._num_refusals = self._num_steps = 0
+        self._num_mismatches = 0
         self._num_failures_in_a_row = 0
         self._busy_s = 0.0
 
@@ -180,13 +184,15 @@ class Engine:
         self._expire(started_at_s)
         if not self._scheduler.has_work:
             return
-        step = self._scheduler.plan(self._pace.allowance)
+        step = self._without_mismatches(self._scheduler.plan(self._pace.allowance))
+        if not step.sequences:
+            return
         for sequence in step.sequences:
             if sequence.queue_wait_s is None:
                 sequence.queue_wait_s = started_at_s - sequence.arrived_at_s
         watch = None
         if look_up is not None and step.plan.num_tokens > len(step.plan.chunks):
-            watch = _Watch(step.sequences, look_up)
+            watch = Watch(step.sequences, look_up)
         try:
             taken = self._compute(step, None if watch is None else watch.should_stop)
         except StepInterruptedError:
@@ -230,6 +236,7 @@ class Engine:
             num_refusals=self._num_refusals,
             num_evictions=0 if self._cache is None else self._cache.num_evictions,
             num_steps=self._num_steps,
+            num_kv_mismatches=self._num_mismatches,
             busy_s=self._busy_s,
         )
 
@@ -246,6 +253,18 @@ class Engine:
                 "queue_timeout",
                 f"no place in the batch became free within {self._max_queue_wait_s:g} s",
             )
+
+    def _without_mismatches(self, step: Step) -> Step:
+        """The step without those whose blocks hold anything but what they put there; they fail."""
+        indices = self._tags.find_mismatches(step.plan.chunks)
+        for index in indices:
+            sequence, places = step.sequences[index], self._tags.mismatched_places(step.plan.chunks[index])
+            _logger.critical("KV blocks of sequence %d hold something else", sequence.sequence_id)
+            self._num_mismatches += 1
+            self._scheduler.condemn(sequence, places)
+            self._sampler.forget(sequence.sequence_id)
+            self._put(sequence, "a KV block held something else, and nothing was computed from it")
+        return step.without(indices) if indices else step
 
     def _compute(self, step: Step, should_stop: ShouldStop | None) -> list[list[Sampled]]:
         """Run the model and sample; the tokens that each of ``step.rows`` got, none for those that have ended
@@ -378,20 +397,3 @@ class Engine:
         self._outputs.append(
             TokenOutput(sequence_id=sequence_id, finish_reason="error", refusal=code, message=message)
         )
-
-
-class _Watch:
-    """Looks up from a step now and then, and ends it when all its sequences have ended."""
-
-    def __init__(self, sequences: ListOf[Sequence], look_up: Callable[[], None]) -> None:
-        self.failure: Exception | None = None
-        self._sequences = sequences
-        self._look_up = look_up
-
-    def should_stop(self) -> bool:
-        try:
-            self._look_up()
-        except Exception as error:  # noqa: BLE001  whatever it is, it must not pass for a failure of the model
-            self.failure = error
-            return True
-        return all(sequence.finish_reason is not None for sequence in self._sequences)

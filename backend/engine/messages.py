@@ -142,6 +142,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Gauges as of the last step, and counters since the start of the engine.
 
     ``num_draft_tokens`` were guessed, and of those ``num_right_draft_tokens`` were what the model said.
+    ``num_kv_mismatches``: sequences that were ended because a block did not hold what they had put there.
     ``num_blocks`` = free + cached + used; cached blocks hold reusable KV that nobody reads at the moment.
     ``prompt_tokens`` and ``cached_prompt_tokens`` count at first admission, so that their ratio is the hit
     rate; ``computed_tokens`` counts every token that went through the model, again after a preemption too.
@@ -165,6 +166,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     busy_s: float = 0.0
     num_draft_tokens: int = 0
     num_right_draft_tokens: int = 0
+    num_kv_mismatches: int = 0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):

@@ -52,6 +52,7 @@ class PrefixCache:
         self._block_size = block_size
         self._block_by_digest: dict[bytes, int] = {}
         self._digest_by_block: dict[int, bytes] = {}
+        self._tag_by_digest: dict[bytes, int] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()
         self._claims: dict[bytes, int] = {}
         self.num_evictions = 0
@@ -75,6 +76,18 @@ class PrefixCache:
                 return None if digest in self._claims else blocks
             blocks.append(block)
         return blocks
+
+    def tags_of(self, sequence: Sequence, count: int) -> list[int]:
+        """The tags under which the first ``count`` blocks, which :meth:`match` found, were filled."""
+        return [self._tag_by_digest[self.digest(sequence, index)] for index in range(count)]
+
+    def forget(self, digest: bytes, block: int) -> None:
+        """Drop the digest of a block in use that turned out to hold something else."""
+        if self._block_by_digest.get(digest) != block or block in self._unused:
+            return  # an unused block needs its digest until it is evicted
+        del self._block_by_digest[digest], self._tag_by_digest[digest]
+        if self._digest_by_block.get(block) == digest:
+            del self._digest_by_block[block]
 
     def claim(self, sequence: Sequence) -> None:
         """Announce the full blocks that ``sequence`` is about to compute (after :meth:`match`)."""
@@ -102,6 +115,8 @@ class PrefixCache:
             if digest not in self._block_by_digest:
                 self._block_by_digest[digest] = block
                 self._digest_by_block[block] = digest
+                # A simulator keeps no tags: it has no memory that could be wrong.
+                self._tag_by_digest[digest] = sequence.block_tags[index] if sequence.block_tags else 0
             self._claims.pop(digest, None)
         sequence.num_registered_blocks = num_full
 
@@ -129,7 +144,9 @@ class PrefixCache:
     def evict(self) -> int:
         """Forget the least recently used unused block and return it."""
         block, _ = self._unused.popitem(last=False)
-        del self._block_by_digest[self._digest_by_block.pop(block)]
+        digest = self._digest_by_block.pop(block)
+        if self._block_by_digest.get(digest) == block:
+            del self._block_by_digest[digest], self._tag_by_digest[digest]
         self.num_evictions += 1
         return block
 

@@ -24,9 +24,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass
 
 from backend.engine.block_pool import BlockPool
+from backend.engine.counters import SchedulerCounters
 from backend.engine.limits import RefusedError, SchedulerLimits
 from backend.engine.messages import SequenceFinish
 from backend.engine.prefix_cache import PrefixCache
@@ -36,19 +36,6 @@ from backend.engine.step import ScheduledChunk
 from backend.engine.step_builder import Step, StepBuilder
 
 AllowPrefill = Callable[[int, int], int | None]
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Counted since the start; prompts at first admission."""
-
-    num_prompt_tokens: int = 0
-    num_cached_prompt_tokens: int = 0
-    num_completion_tokens: int = 0
-    num_computed_tokens: int = 0
-    num_preemptions: int = 0
-    num_draft_tokens: int = 0
-    num_right_draft_tokens: int = 0
 
 
 class Scheduler:
@@ -112,6 +99,17 @@ class Scheduler:
         if sequence is not None:
             self._end(sequence, reason)
         return sequence
+
+    def condemn(self, sequence: Sequence, wrong_places: ListOf[int]) -> None:
+        """End a running sequence whose blocks at ``wrong_places`` hold something else.
+
+        Nobody finds those again. A block that was handed to somebody else meanwhile stays theirs.
+        """
+        for place in wrong_places:
+            if self._cache is not None and place < len(sequence.block_hashes):
+                self._cache.forget(sequence.block_hashes[place], sequence.block_table[place])
+        sequence.block_table = self._pool.still_held(sequence.block_table, sequence.block_tags)
+        self._end(sequence, "error")
 
     def expire(self, arrived_before_s: float) -> list[Sequence]:
         """End the sequences that arrived before then and were never admitted."""
@@ -263,8 +261,13 @@ class Scheduler:
             self._preempt(youngest)
             if youngest is sequence:
                 return False
-        sequence.block_table.extend(self._pool.take(1))
+        self._extend(sequence, 1)
         return True
+
+    def _extend(self, sequence: Sequence, count: int) -> None:
+        taken = self._pool.take(count)
+        sequence.block_table.extend(taken)
+        sequence.block_tags.extend(self._pool.tags_of(taken))
 
     def _preempt(self, sequence: Sequence) -> None:
         """Give up the blocks of the youngest; it keeps its tokens and starts over when there is room."""
@@ -315,7 +318,9 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, matched: list[int], num_new: int) -> None:
         self._pool.share(matched)
-        sequence.block_table = matched + self._pool.take(num_new)
+        sequence.block_table = list(matched)
+        sequence.block_tags = [] if self._cache is None else self._cache.tags_of(sequence, len(matched))
+        self._extend(sequence, num_new)
         sequence.num_computed_tokens = len(matched) * self.limits.block_size
         sequence.num_registered_blocks = len(matched)
         sequence.status = SequenceStatus.RUNNING
@@ -345,7 +350,7 @@ class Scheduler:
             draft = lookup.propose(sequence, room)
             if draft:
                 num_blocks = self._blocks_for(sequence.num_tokens + len(draft)) - len(sequence.block_table)
-                sequence.block_table.extend(self._pool.take(max(num_blocks, 0)))
+                self._extend(sequence, max(num_blocks, 0))
                 step.add_drafts(index, draft)
 
     def _settle_drafts(self, sequence: Sequence, chunk: ScheduledChunk) -> None:
@@ -359,7 +364,7 @@ class Scheduler:
             self._lookup.observe(sequence, chunk.num_drafts, num_right)
         num_needed = self._blocks_for(sequence.num_tokens)
         self._pool.release(sequence.block_table[num_needed:])
-        del sequence.block_table[num_needed:]
+        del sequence.block_table[num_needed:], sequence.block_tags[num_needed:]
 
     def _end(self, sequence: Sequence, reason: SequenceFinish) -> None:
         if sequence.status is SequenceStatus.RUNNING:
@@ -379,6 +384,6 @@ class Scheduler:
         if self._cache is not None:
             self._cache.disclaim(sequence)
         self._pool.release(sequence.block_table)
-        sequence.block_table = []
+        sequence.block_table, sequence.block_tags = [], []
         sequence.num_computed_tokens = 0
         sequence.num_registered_blocks = 0

@@ -32,7 +32,8 @@ class Sequence:
     """Mutable state of one sequence; the scheduler is the only one that changes it.
 
     ``token_ids`` is the prompt and then what was generated. ``num_computed_tokens`` of them have KV, in the
-    blocks of ``block_table``; at least one known token never has, as its logits are still to come.
+    blocks of ``block_table``, whose contents ``block_tags`` name one by one (empty where nobody checks
+    them); at least one known token never has, as its logits are still to come.
     ``block_hashes`` are the chained digests of the first full blocks, as far as they were needed yet, and
     ``num_registered_blocks`` of them are in the prefix cache's hands.
 
@@ -45,6 +46,7 @@ class Sequence:
         "block_extras",
         "block_hashes",
         "block_table",
+        "block_tags",
         "cache_salt",
         "cached_prompt_tokens",
         "finish_reason",
@@ -79,6 +81,7 @@ class Sequence:
         self.finish_reason: SequenceFinish | None = None
         self.num_computed_tokens = 0
         self.block_table: list[int] = []
+        self.block_tags: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_registered_blocks = 0
         self.cached_prompt_tokens: int | None = None

@@ -21,10 +21,11 @@ class ScheduledChunk(msgspec.Struct, frozen=True):
 
     ``token_ids`` are the tokens at positions ``start .. start+len(token_ids)-1``; the KV of everything before
     ``start`` is already in the blocks of ``block_table``, which stays the planner's: it is read during the
-    step and not kept. ``needs_logits``: the last token of the chunk is the last known token of the sequence,
-    so a new token is sampled from its logits. The last ``num_drafts`` tokens are guesses that follow it, so
-    that the logits of the last ``num_drafts + 1`` tokens are wanted. ``media`` are the images that some of
-    its tokens stand for; what is remembered of them is remembered for ``cache_salt`` only.
+    step and not kept; ``block_tags`` say what each block is to hold (:mod:`backend.engine.block_tags`).
+    ``needs_logits``: the last token of the chunk is the last known token of the sequence, so a new token is
+    sampled from its logits. The last ``num_drafts`` tokens are guesses that follow it, so that the logits of
+    the last ``num_drafts + 1`` tokens are wanted. ``media`` are the images that some of its tokens stand for;
+    what is remembered of them is remembered for ``cache_salt`` only.
     """
 
     sequence_id: int
@@ -35,6 +36,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True):
     media: tuple[MediaSpan, ...] = ()
     cache_salt: bytes = b""
     num_drafts: int = 0
+    block_tags: Sequence[int] = ()
 
     @property
     def num_rows(self) -> int:

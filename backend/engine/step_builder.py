@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
@@ -19,6 +20,19 @@ class Step:
     plan: StepPlan
     sequences: tuple[Sequence, ...]
     rows: tuple[Sequence, ...]
+
+    def without(self, indices: Collection[int]) -> Step:
+        """The step without some of its chunks."""
+        left = [
+            (chunk, sequence)
+            for index, (chunk, sequence) in enumerate(zip(self.plan.chunks, self.sequences, strict=True))
+            if index not in indices
+        ]
+        return Step(
+            StepPlan(tuple(chunk for chunk, _ in left)),
+            tuple(sequence for _, sequence in left),
+            tuple(sequence for chunk, sequence in left if chunk.needs_logits),
+        )
 
 
 class StepBuilder:
@@ -65,6 +79,7 @@ class StepBuilder:
                 token_ids=sequence.token_ids[start:end],
                 start=start,
                 block_table=sequence.block_table,
+                block_tags=sequence.block_tags,
                 needs_logits=end == sequence.num_tokens,
                 media=sequence.media_between(start, end),
                 cache_salt=sequence.cache_salt,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
+from backend.engine.block_tags import BlockTags
+from backend.engine.step import ScheduledChunk
 from embergate.layout import DataLayout
 from tests.support.engine_driver import engine_on, generate
 
@@ -48,3 +52,24 @@ def test_greedy_tokens_are_the_same_cold_warm_chunked_preempted_and_batched(chec
     tight = start(checkpoint, num_blocks=14, max_tokens_per_step=24)
     assert answer(tight, prompts) == cold, "batched, chunked and preempted"
     assert tight.stats().num_preemptions > 0
+
+
+def test_checking_block_tags_costs_less_than_a_hundredth(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = BlockTags.find_mismatches
+    spent_s = 0.0
+
+    def timed(tags: BlockTags, chunks: Sequence[ScheduledChunk]) -> list[int]:
+        nonlocal spent_s
+        started_s = time.process_time()
+        mismatches = check(tags, chunks)
+        spent_s += time.process_time() - started_s
+        return mismatches
+
+    engine = start(checkpoint, num_blocks=96)
+    monkeypatch.setattr(BlockTags, "find_mismatches", timed)
+    started_s = time.process_time()
+    answer(engine, [[100 + index, *range(200, 320)] for index in range(8)])
+    assert 0 < spent_s < (time.process_time() - started_s) / 100
+    print(f"block tags: {spent_s / (time.process_time() - started_s):.4%} of the engine's CPU time")
