@@ -57,13 +57,17 @@ def dollars(nanos: int) -> str:
 
 
 def connect() -> OpenAI:
-    """A client for the account that EMBERGATE_URL, EMBERGATE_ACCOUNT_ID and EMBERGATE_API_TOKEN name."""
-    try:
-        url, account = os.environ["EMBERGATE_URL"], os.environ["EMBERGATE_ACCOUNT_ID"]
-        token = os.environ["EMBERGATE_API_TOKEN"]
-    except KeyError as missing:
-        raise SystemExit(f"{missing} is not set: `set -a; . .embergate/dev.env; set +a` sets it") from None
-    return OpenAI(base_url=f"{url}/client/v4/accounts/{account}/ai/v1", api_key=token, timeout=600)
+    """A client of the gateway at EMBERGATE_URL, for the account of EMBERGATE_API_TOKEN."""
+    return OpenAI(
+        base_url=f"{variable('EMBERGATE_URL')}/v1", api_key=variable("EMBERGATE_API_TOKEN"), timeout=600
+    )
+
+
+def variable(name: str) -> str:
+    """A variable of the environment, which ``.embergate/dev.env`` sets."""
+    if name not in os.environ:
+        raise SystemExit(f"{name} is not set: `set -a; . .embergate/dev.env; set +a` sets it")
+    return os.environ[name]
 
 
 def bill_of(client: OpenAI, num_requests: int, **filters: str | Sequence[str]) -> Bill:
@@ -109,8 +113,8 @@ def _questions(filters: dict[str, str | Sequence[str]]) -> list[dict[str, str | 
 
 def _savings(client: OpenAI, question: dict[str, str | Sequence[str]]) -> dict[str, Any]:
     """The OpenAI client carries the request: it has the address, the token and the retries."""
-    url = str(client.base_url).removesuffix("v1/") + "savings"
+    account = f"{variable('EMBERGATE_URL')}/client/v4/accounts/{variable('EMBERGATE_ACCOUNT_ID')}"
     query = urlencode(question, doseq=True)
-    answer: dict[str, Any] = client.get(f"{url}?{query}", cast_to=dict[str, Any])
+    answer: dict[str, Any] = client.get(f"{account}/ai/savings?{query}", cast_to=dict[str, Any])
     result: dict[str, Any] = answer["result"]
     return result
