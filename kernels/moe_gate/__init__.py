@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.dispatch import takes_triton
 from kernels.moe_gate import reference
 from kernels.native import NativeLibrary, address, require_rows
 
@@ -43,6 +44,10 @@ def moe_gate(
         raise ValueError(f"{experts} experts cannot be chosen from {top_groups} of {num_groups} groups")
     if not 1 <= top_k <= experts // num_groups * top_groups:
         raise ValueError(f"top_k {top_k} must lie in 1..{experts // num_groups * top_groups}")
+    if takes_triton("moe_gate", logits):
+        from kernels.moe_gate import kernel
+
+        return kernel.moe_gate(logits, bias, top_k, num_groups, top_groups, normalise, scale)
     if native is None:
         return reference.moe_gate(logits, bias, top_k, num_groups, top_groups, normalise, scale)
     weights = torch.empty((tokens, top_k))

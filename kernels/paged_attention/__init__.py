@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.dispatch import takes_triton
 from kernels.native import NativeLibrary, address
 from kernels.paged_attention import reference
 
@@ -49,6 +50,12 @@ def paged_attention(
         raise ValueError(
             f"caches {list(key_cache.shape)}, {list(value_cache.shape)} do not fit {list(query.shape)}"
         )
+    if takes_triton("paged_attention", query):
+        from kernels.paged_attention import kernel
+
+        return kernel.paged_attention(
+            query, key_cache, value_cache, block_tables, query_starts, kv_lens, scale
+        )
     if native is None:
         return reference.paged_attention(
             query, key_cache, value_cache, block_tables, query_starts, kv_lens, scale
@@ -81,4 +88,8 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) ->
     Returns:
         ``[n, heads, value_dim]``.
     """
+    if takes_triton("paged_attention", query):
+        from kernels.paged_attention import kernel
+
+        return kernel.causal_attention(query, key, value, scale)
     return reference.causal_attention(query, key, value, scale)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.dispatch import takes_triton
 from kernels.native import NativeLibrary, address
 from kernels.paged_mla import reference
 
@@ -53,6 +54,12 @@ def paged_mla_decode(
         raise ValueError(f"a cache of width {width} does not fit {rope_groups} rope groups of {part}")
     if query_latent is not None and query_latent.shape != (sequences, heads, latent):
         raise ValueError(f"query_latent must be {[sequences, heads, latent]}, not {list(query_latent.shape)}")
+    if takes_triton("paged_mla", query_rope):
+        from kernels.paged_mla import kernel
+
+        return kernel.paged_mla_decode(
+            query_latent, query_rope, cache, block_tables, kv_lens, scale, rope_groups=rope_groups
+        )
     if native is None:
         return reference.paged_mla_decode(
             query_latent, query_rope, cache, block_tables, kv_lens, scale, rope_groups=rope_groups
@@ -77,4 +84,8 @@ def gather_latent(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
 
     ``block_table`` is ``[max_blocks]`` int32; its first ``ceil(length / block_size)`` entries are read.
     """
+    if takes_triton("paged_mla", cache):
+        from kernels.paged_mla import kernel
+
+        return kernel.gather_latent(cache, block_table, length)
     return reference.gather_latent(cache, block_table, length)

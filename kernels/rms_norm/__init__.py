@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.dispatch import takes_triton
 from kernels.native import NativeLibrary, address, require_rows
 from kernels.rms_norm import reference
 
@@ -24,6 +25,10 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, native: NativeLibr
         ValueError: when the native form is given something else than contiguous float32 CPU tensors, or
             ``weight`` does not have the width of ``x``.
     """
+    if takes_triton("rms_norm", x):
+        from kernels.rms_norm import kernel
+
+        return kernel.rms_norm(x, weight, eps)
     if native is None:
         return reference.rms_norm(x, weight, eps)
     rows, width = require_rows("x", x)
@@ -39,6 +44,10 @@ def add_rms_norm(
 
     ``x`` and ``residual`` are ``[rows, width]``. Raises as :func:`rms_norm` does.
     """
+    if takes_triton("rms_norm", x):
+        from kernels.rms_norm import kernel
+
+        return kernel.add_rms_norm(x, residual, weight, eps)
     if native is None:
         return reference.add_rms_norm(x, residual, weight, eps)
     rows, width = require_rows("x", x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kernels.dispatch import takes_triton
 from kernels.native import NativeLibrary, address
 from kernels.rope import reference
 
@@ -31,6 +32,10 @@ def rope(
         raise ValueError(
             f"cos and sin must be [{tokens}, {dim // 2}], not {list(cos.shape)}, {list(sin.shape)}"
         )
+    if takes_triton("rope", x):
+        from kernels.rope import kernel
+
+        return kernel.rope(x, cos, sin, interleaved=interleaved)
     if native is None:
         return reference.rope(x, cos, sin, interleaved=interleaved)
     at = address("x", x, x.shape, strided_rows=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.dispatch import takes_triton
 from kernels.native import NativeLibrary, require_rows
 from kernels.silu_mul import reference
 
@@ -24,6 +25,10 @@ def silu_mul(gate_up: Tensor, *, native: NativeLibrary | None = None) -> Tensor:
     """
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up needs an even last dimension, not {gate_up.shape[-1]}")
+    if takes_triton("silu_mul", gate_up):
+        from kernels.silu_mul import kernel
+
+        return kernel.silu_mul(gate_up)
     if native is None:
         return reference.silu_mul(gate_up)
     rows, twice = require_rows("gate_up", gate_up)

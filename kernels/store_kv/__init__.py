@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kernels.dispatch import takes_triton
 from kernels.native import NativeLibrary, address
 from kernels.store_kv import reference
 
@@ -42,6 +43,10 @@ def store_kv(
         raise ValueError(
             f"caches {list(key_cache.shape)}, {list(value_cache.shape)} do not fit {list(key.shape)}"
         )
+    if takes_triton("store_kv", key):
+        from kernels.store_kv import kernel
+
+        return kernel.store_kv(key, value, key_cache, value_cache, slots)
     if native is None:
         return reference.store_kv(key, value, key_cache, value_cache, slots)
     native.store_kv(
@@ -73,6 +78,10 @@ def store_latent(
         raise ValueError(
             f"cache {list(cache.shape)} does not fit latents of {width} and rope keys of {rope_width}"
         )
+    if takes_triton("store_kv", latent):
+        from kernels.store_kv import kernel
+
+        return kernel.store_latent(latent, rope_key, cache, slots)
     if native is None:
         return reference.store_latent(latent, rope_key, cache, slots)
     native.store_latent(
