@@ -69,7 +69,8 @@ class Walk:
             ["git", "-C", str(root), "ls-files"], capture_output=True, text=True, check=False
         )
         names = listed.stdout.splitlines() or _found(root)
-        self.files = [name for name in names if name.endswith(SUFFIXES)][: chosen.max_files]
+        readable = [name for name in names if name.endswith(SUFFIXES) and (root / name).is_file()]
+        self.files = readable[: chosen.max_files]
         if not self.files:
             raise SystemExit(f"{root} has no files to look at")
         self.prefix = self._prefix(names, chosen.focus, chosen.max_prefix_chars)
