@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.support.chat import ChatClient, Outcome
+from tests.support.example_runs import DIFF, billed, run_example
 from tests.support.installation import MODEL, ROOT, Installation, totals_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
@@ -178,6 +179,17 @@ def test_the_scorecard_is_met_as_far_as_random_weights_go(tiny: Installation, tm
     assert rows["streamed = whole"]["value"] == 1.0
     assert rows["refusals"]["value"] == 1.0
     assert rows["images"]["counts"] == {"good": 1}
+
+
+def test_an_agent_reads_files_with_tools_and_writes_a_review(tiny: Installation) -> None:
+    options = ("--model", TINY, "--max-file-chars", "400", "--max-tokens", "1500")
+    review, errors = run_example(tiny.account, "code_review.py", *options, stdin=DIFF)
+    assert "  reads kernels/" in errors
+    assert review["verdict"] in ("approve", "comment", "request_changes")
+    bill = billed(errors)
+    assert bill["num_requests"] >= 2
+    assert bill["cached_percent"] > 25
+    assert bill["saved"] > 0
 
 
 async def test_the_other_model_of_the_catalog_is_not_served(tiny: Installation) -> None:
