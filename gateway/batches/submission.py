@@ -6,6 +6,7 @@ batch at all is refused, or for a file reported line by line.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -77,17 +78,20 @@ def native_items(body: NativeBody, max_items: int) -> list[NewItem]:
         raise bad_input("/requests", "must be an array of requests") from None
     if not 1 <= len(raws) <= max_items:
         raise bad_input("/requests", f"must hold between 1 and {max_items} requests")
-    return [NewItem(body=bytes(raw), reference=_reference_of(raw)) for raw in raws]
+    return [NewItem(body=bytes(raw), reference=_reference_of(raw, number)) for number, raw in enumerate(raws)]
 
 
-def _reference_of(raw: msgspec.Raw) -> bytes:
-    """The client's own name for an item; what is too long for one counts as none."""
+def _reference_of(raw: msgspec.Raw, number: int) -> bytes:
+    """The client's own name for an item, any JSON value. Raises Refusal: it is too long."""
     try:
         reference = bytes(_reference_decoder.decode(raw).external_reference)
         reference.decode()
     except _BAD_JSON:
         return b"null"
-    return reference if len(reference) <= MAX_REFERENCE_BYTES else b"null"
+    if len(reference) > MAX_REFERENCE_BYTES:
+        where = f"/requests/{number}/external_reference"
+        raise bad_input(where, f"must be at most {MAX_REFERENCE_BYTES} bytes of JSON")
+    return reference
 
 
 class LineReader:
@@ -107,6 +111,8 @@ class LineReader:
     def read(self, pieces: Iterable[bytes]) -> None:
         """Read the whole file, as far as it makes sense to."""
         for number, line in enumerate(_lines(pieces), 1):
+            if number == 1:
+                line = line.removeprefix(BOM_UTF8)  # editors on Windows leave one
             if line.strip():
                 self._read_line(number, line)
             if len(self.items) > self._max_items:

@@ -16,6 +16,7 @@ from gateway.batches.openai import INPUT_PURPOSE, file_object, list_object
 from gateway.batches.queue import QueueFullError
 from gateway.errors import bad_input, no_route, too_large
 from gateway.handlers.v1_pages import json_answer, page_size, storing
+from gateway.multipart import form_parts, read_piece
 
 _MAX_PAGE = 1_000
 _PAGE = 100
@@ -114,25 +115,19 @@ class FileRoutes:
     async def _receive(self, request: web.Request, upload: Upload) -> tuple[str, str]:
         """Read the form: the file's bytes go to ``upload``; returns its purpose and name."""
         purpose, name = "", ""
-        form = await request.multipart()
-        for _ in range(_MAX_FIELDS):
-            part = await form.next()
-            if part is None:
-                break
-            if not isinstance(part, BodyPartReader):
-                raise bad_input("/", "the form has a part of several parts")
+        async for part in form_parts(request, max_parts=_MAX_FIELDS):
             if part.name == "file":
                 name = (part.filename or "file")[:_MAX_NAME_CHARS]
                 await self._store(part, upload)
             elif part.name == "purpose":
-                purpose = (await part.read_chunk(_MAX_FIELD_BYTES)).decode("utf-8", "replace")
+                purpose = (await read_piece(part, _MAX_FIELD_BYTES)).decode("utf-8", "replace")
         if not name:
             raise bad_input("file", "is required")
         return purpose, name
 
     async def _store(self, part: BodyPartReader, upload: Upload) -> None:
         piece = bytearray()
-        while data := await part.read_chunk():
+        while data := await read_piece(part):
             piece += data
             if len(piece) >= _PIECE_BYTES:
                 await self._add(upload, piece)

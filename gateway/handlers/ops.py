@@ -4,6 +4,7 @@ path.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -29,6 +30,7 @@ from gateway.errors import (
 )
 from gateway.metrics import GatewayMetrics
 from gateway.replicas import ReplicaTable
+from gateway.wire.catalog import author_of
 from gateway.wire.openai import encode_model_list
 from gateway.wire.openai_errors import encode_openai_refusal
 from gateway.wire.workers_ai import encode_refusal, parse_target
@@ -37,6 +39,8 @@ _AiohttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 TAKES_ANY_PATH = ("inference", "no-route")
 """Names of routes whose path says nothing."""
+
+_log = logging.getLogger(__name__)
 
 _JSON = "application/json"
 _PLAIN_V1 = "/v1/"
@@ -111,7 +115,7 @@ class OpsRoutes:
             )
         except Refusal as refusal:
             return _refusal_response(refusal)
-        names = [(name, self._catalog.find(name).id) for name in self._catalog.names()]
+        names = [(name, author_of(self._catalog.find(name).id)) for name in self._catalog.names()]
         return web.Response(body=encode_model_list(names, self._started_at), content_type=_JSON)
 
     async def no_route(self, request: web.Request) -> web.Response:
@@ -142,6 +146,9 @@ async def envelop_errors(request: web.Request, handler: _AiohttpHandler) -> web.
         refusal, status = no_route(request.raw_path), error.status
     except web.HTTPException as error:
         refusal, status = Refusal(Reason.BAD_INPUT, error.text or error.reason), error.status
+    except Exception:  # noqa: BLE001 - the top guard: every request gets an answer in the usual form
+        _log.exception("%s %s failed", request.method, request.path)
+        refusal, status = Refusal(Reason.INTERNAL, "Internal error"), Reason.INTERNAL.status
     return _refusal_response(refusal, status, path=request.path)
 
 

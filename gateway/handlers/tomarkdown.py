@@ -18,9 +18,11 @@ from gateway.errors import Refusal, bad_input, too_large
 from gateway.handlers.enveloped import enveloped
 from gateway.markdown.converter import ConversionError, Converter
 from gateway.markdown.formats import SUPPORTED, kind_of
+from gateway.multipart import form_parts, read_piece
 from gateway.wire.openai import explain_decoding
 
 _FILE_FIELDS = ("file", "files")
+_MAX_OTHER_FIELDS = 16
 _MAX_OPTION_BYTES = 64 * 1024
 _BYTES_PER_TOKEN = 4
 
@@ -140,16 +142,11 @@ class MarkdownRoutes:
     async def _read_form(self, request: web.Request) -> tuple[list[_Document], _ConversionOptions]:
         documents: list[_Document] = []
         options = _ConversionOptions()
-        try:
-            async for part in await request.multipart():
-                if not isinstance(part, BodyPartReader):
-                    raise bad_input("/", "multipart forms do not nest here")
-                if part.name == "conversionOptions":
-                    options = _options_of(await _read_part(part, _MAX_OPTION_BYTES))
-                elif part.name in _FILE_FIELDS or part.filename:
-                    documents.append(await self._read_file(part, len(documents)))
-        except ValueError as error:
-            raise bad_input("/", "the body is not a multipart form") from error
+        async for part in form_parts(request, max_parts=self._config.max_files + _MAX_OTHER_FIELDS):
+            if part.name == "conversionOptions":
+                options = _options_of(await _read_part(part, _MAX_OPTION_BYTES))
+            elif part.name in _FILE_FIELDS or part.filename:
+                documents.append(await self._read_file(part, len(documents)))
         return documents, options
 
     async def _read_file(self, part: BodyPartReader, num_before: int) -> _Document:
@@ -190,11 +187,14 @@ class MarkdownRoutes:
 async def _read_part(part: BodyPartReader, max_bytes: int) -> bytes:
     """Raises Refusal: it is larger."""
     data = bytearray()
-    while chunk := await part.read_chunk():
+    while chunk := await read_piece(part):
         data += chunk
         if len(data) > max_bytes:
             raise too_large(max_bytes)
-    return bytes(part.decode(bytes(data)))
+    try:
+        return bytes(part.decode(bytes(data)))
+    except (ValueError, RuntimeError) as error:  # a transfer encoding that it does not have
+        raise bad_input("/", "a part is not in the encoding that its headers name") from error
 
 
 def _options_of(raw: bytes) -> _ConversionOptions:

@@ -60,10 +60,15 @@ class TestNative:
         references = [json.loads(item.reference) for item in native_items(body, 10)]
         assert references == ["a\u00e4", 7, None, None]
 
-    def test_a_reference_of_many_bytes_is_none(self) -> None:
-        body = decode_native(json.dumps({"requests": [{"external_reference": "x" * 2_000}]}).encode())
+    def test_a_reference_of_many_bytes_is_refused_by_its_place(self) -> None:
+        requests = [{"external_reference": 5}, {"external_reference": "x" * 2_000}]
+        body = decode_native(json.dumps({"requests": requests}).encode())
         assert body is not None
-        assert native_items(body, 10)[0].reference == b"null"
+        with pytest.raises(Refusal, match="/requests/1/external_reference"):
+            native_items(body, 10)
+        body = decode_native(json.dumps({"requests": requests[:1]}).encode())
+        assert body is not None
+        assert native_items(body, 10)[0].reference == b"5"
 
     @pytest.mark.parametrize("requests", [[], "text", 7, {}, [1, 2, 3]])
     def test_what_is_no_list_of_requests_is_refused(self, requests: Any) -> None:
@@ -85,6 +90,10 @@ class TestLines:
             assert [json.loads(item.reference) for item in reader.items] == ["a", "b", "c"]
             assert reader.problems == []
             assert reader.model == "m"
+
+    def test_a_byte_order_mark_is_no_part_of_the_first_line(self) -> None:
+        reader = read(b"\xef\xbb\xbf" + line("a") + line("b"))
+        assert ([json.loads(item.reference) for item in reader.items], reader.problems) == (["a", "b"], [])
 
     @pytest.mark.parametrize(
         ("bad", "code", "param"),
