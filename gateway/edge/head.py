@@ -21,6 +21,7 @@ _NAMES = {
 }
 """Lower-case names of headers by their usual spellings."""
 
+_TLS_HANDSHAKE = b"\x16\x03"
 _ABSOLUTE = re.compile(rb"https?://[^/?#]*(?=/)", re.IGNORECASE)
 _STATUS_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
 
@@ -97,8 +98,33 @@ def parse_head(data: bytes) -> RequestHead:
     path, _, query = url.partition(b"?")
     head.path = path.decode("latin-1")
     head.query = query.decode("latin-1")
+    _check_host(head)
     _read_framing(head)
     return head
+
+
+def problem_of_beginning(data: bytes) -> str:
+    """Why these bytes will never become the head of a request, or "" when they may.
+
+    So that who speaks something else is told at once, instead of both sides waiting for the other.
+    """
+    if data.startswith(_TLS_HANDSHAKE):
+        return "this port speaks plain HTTP, not TLS: use http://, or put a TLS terminator in front of it"
+    begun = data.lstrip(b"\r\n")
+    if begun and not begun[:1].isalpha():
+        return "malformed request: it does not begin with a method"
+    if b"\n\n" in begun:
+        return "malformed request: lines must end in CR LF"
+    return ""
+
+
+def _check_host(head: RequestHead) -> None:
+    """RFC 9112, section 3.2: HTTP/1.1 requests have exactly one Host. Two are joined with a comma by now."""
+    host = head.headers.get("host")
+    if host is None and not head.is_http_1_0:
+        raise BadHeadError(400, "malformed request: there is no Host header")
+    if host is not None and "," in host:
+        raise BadHeadError(400, "malformed request: there are several Host headers")
 
 
 def _wants_keep_alive(head: RequestHead) -> bool:

@@ -19,7 +19,13 @@ from gateway.config import GatewayConfig
 from gateway.edge.admission import BodyBudget, EarlyCheck, is_checked_early
 from gateway.edge.chunked import BadChunkError, BodyTooLargeError, ChunkedDecoder
 from gateway.edge.exchange import Handler, Headers
-from gateway.edge.head import BadHeadError, RequestHead, parse_head, response_head
+from gateway.edge.head import (
+    BadHeadError,
+    RequestHead,
+    parse_head,
+    problem_of_beginning,
+    response_head,
+)
 from gateway.edge.lean_exchange import LeanExchange
 
 HotMatcher = Callable[[str], Handler | None]
@@ -202,6 +208,10 @@ class EdgeConnection(asyncio.Protocol):
             self._refuse(431, f"the request's head is larger than {max_bytes} bytes")
             return
         if end < 0:
+            problem = problem_of_beginning(data)
+            if problem:
+                self._refuse(400, problem)
+                return
             self._buffer = data
             self._scanned = max(len(data) - 3, 0)
             return

@@ -39,7 +39,7 @@ async def test_the_path_stays_percent_encoded() -> None:
 async def test_a_request_may_come_byte_by_byte() -> None:
     async with serve_edge() as edge:
         client = await edge.connect()
-        for byte in b"\r\nPOST /hot/echo HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc":
+        for byte in b"\r\nPOST /hot/echo HTTP/1.1\r\nHost: a\r\ncontent-length: 3\r\n\r\nabc":
             client.send(bytes([byte]))
             await asyncio.sleep(0)
         assert (await client.answer()).json()["body"] == "abc"
@@ -48,8 +48,10 @@ async def test_a_request_may_come_byte_by_byte() -> None:
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with serve_edge() as edge:
         client = await edge.connect()
-        one = b"POST /hot/echo HTTP/1.1\r\ncontent-length: 1\r\n\r\n"
-        chunked = b"POST /hot/echo HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nc\r\n0\r\n\r\n"
+        one = b"POST /hot/echo HTTP/1.1\r\nHost: a\r\ncontent-length: 1\r\n\r\n"
+        chunked = (
+            b"POST /hot/echo HTTP/1.1\r\nHost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\nc\r\n0\r\n\r\n"
+        )
         client.send(one + b"a" + one + b"b" + chunked + one + b"d")
         bodies = [(await client.answer()).json()["body"] for _ in range(4)]
         assert bodies == ["a", "b", "c", "d"]
@@ -70,7 +72,7 @@ async def test_pipelined_bytes_are_bounded_while_a_request_is_in_flight() -> Non
 async def test_a_chunked_body_is_joined() -> None:
     async with serve_edge() as edge:
         client = await edge.connect()
-        client.send(b"POST /hot/echo HTTP/1.1\r\nTransfer-Encoding: Chunked\r\n\r\n3\r\nabc\r\n")
+        client.send(b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n3\r\nabc\r\n")
         await asyncio.sleep(0.01)
         client.send(b"2\r\nde\r\n0\r\n\r\n")
         assert (await client.answer()).json()["body"] == "abcde"
@@ -79,7 +81,9 @@ async def test_a_chunked_body_is_joined() -> None:
 async def test_continue_is_sent_when_asked_for() -> None:
     async with serve_edge() as edge:
         client = await edge.connect()
-        client.send(b"POST /hot/echo HTTP/1.1\r\ncontent-length: 3\r\nExpect: 100-continue\r\n\r\n")
+        client.send(
+            b"POST /hot/echo HTTP/1.1\r\nHost: a\r\ncontent-length: 3\r\nExpect: 100-continue\r\n\r\n"
+        )
         assert (await client.answer()).status == 100
         client.send(b"abc")
         assert (await client.answer()).json()["body"] == "abc"
@@ -122,34 +126,39 @@ async def test_connection_close_is_honoured() -> None:
         assert await client.at_end() == b""
 
 
-CHUNKED = b"POST /hot/echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n"
+CHUNKED = b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
 
 
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
         (b"nonsense\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"\x00\x01\x02", 400),
+        (b"POST /hot/echo HTTP/1.1\nHost: a\n\n", 400),
+        (b"POST /hot/echo HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 400),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nHost: b\r\nContent-Length: 0\r\n\r\n", 400),
         (CHUNKED + b"Content-Length: 3\r\n\r\n0\r\n\r\n", 400),
         (CHUNKED + b"Transfer-Encoding: identity\r\n\r\n0\r\n\r\n", 400),
-        (b"POST /hot/echo HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc", 400),
-        (b"POST /hot/echo HTTP/1.1\r\nContent-Length: 3, 3\r\n\r\nabc", 400),
-        (b"POST /hot/echo HTTP/1.1\r\nContent-Length: +3\r\n\r\nabc", 400),
-        (b"POST /hot/echo HTTP/1.1\r\nContent-Length: -3\r\n\r\nabc", 400),
-        (b"POST /hot/echo HTTP/1.1\r\nContent-Length : 3\r\n\r\nabc", 400),
-        (b"POST /hot/echo HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n", 400),
-        (b"POST /hot/echo HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 400),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc", 400),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nContent-Length: 3, 3\r\n\r\nabc", 400),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nContent-Length: +3\r\n\r\nabc", 400),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nContent-Length: -3\r\n\r\nabc", 400),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nContent-Length : 3\r\n\r\nabc", 400),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n", 400),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 400),
         (b"POST /hot/echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (b"POST /hot/echo HTTP/1.1\r\nX: a\r\n b\r\nContent-Length: 0\r\n\r\n", 400),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nX: a\r\n b\r\nContent-Length: 0\r\n\r\n", 400),
         (b"POST /hot/echo HTTP/1.1\nContent-Length: 0\n\n\r\n\r\n", 400),
-        (b"POST /hot/echo HTTP/1.1\r\nX: a\x00b\r\nContent-Length: 0\r\n\r\n", 400),
-        (b"POST /hot/echo HTTP/1.1\r\nX: a\nContent-Length: 0\r\n\r\n", 400),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nX: a\x00b\r\nContent-Length: 0\r\n\r\n", 400),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nX: a\nContent-Length: 0\r\n\r\n", 400),
         (CHUNKED + b"\r\nzz\r\n", 400),
         (b"POST /hot/echo HTTP/2.0\r\nContent-Length: 0\r\n\r\n", 505),
-        (b"POST /hot/echo HTTP/1.1\r\nContent-Length: 3\r\nExpect: wonders\r\n\r\n", 417),
-        (b"POST /hot/echo HTTP/1.1\r\nContent-Length: 2001\r\n\r\n", 413),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nExpect: wonders\r\n\r\n", 417),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nContent-Length: 2001\r\n\r\n", 413),
         (CHUNKED + b"\r\n7d1\r\n", 413),
-        (b"POST /hot/echo HTTP/1.1\r\nX: " + b"y" * 2000, 431),
-        (b"POST /hot/echo HTTP/1.1\r\nX: " + b"y" * 2000 + b"\r\n\r\n", 431),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 2000, 431),
+        (b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 2000 + b"\r\n\r\n", 431),
     ],
 )
 async def test_what_is_not_a_clean_request_is_refused_and_closed(sent: bytes, status: int) -> None:
@@ -160,10 +169,17 @@ async def test_what_is_not_a_clean_request_is_refused_and_closed(sent: bytes, st
         assert answer.status == status
         assert answer.headers["connection"] == "close"
         assert isinstance(answer.json()["error"], dict)
-        client.send(b"POST /hot/echo HTTP/1.1\r\ncontent-length: 0\r\n\r\n")
+        client.send(b"POST /hot/echo HTTP/1.1\r\nHost: a\r\ncontent-length: 0\r\n\r\n")
         client.writer.write_eof()
         assert await client.at_end() == b""
         assert edge.witness.requests == []
+
+
+async def test_who_speaks_tls_is_told_what_is_spoken_here() -> None:
+    async with serve_edge(GatewayConfig(port=0)) as edge:
+        client = await edge.connect()
+        client.send(b"\x16\x03\x01\x02\x00")
+        assert "plain HTTP" in (await client.answer()).json()["error"]["message"]
 
 
 async def test_a_body_over_the_limit_is_refused_even_when_it_came_with_its_head() -> None:
@@ -184,7 +200,11 @@ async def test_a_refused_upload_can_read_why() -> None:
 
 @pytest.mark.parametrize(
     "sent",
-    [b"POST /hot/echo HT", b"POST /hot/echo HTTP/1.1\r\ncontent-length: 9\r\n\r\nab", CHUNKED + b"\r\n2"],
+    [
+        b"POST /hot/echo HT",
+        b"POST /hot/echo HTTP/1.1\r\nHost: a\r\ncontent-length: 9\r\n\r\nab",
+        CHUNKED + b"\r\n2",
+    ],
 )
 async def test_a_slow_request_times_out(sent: bytes) -> None:
     async with serve_edge(GatewayConfig(port=0, read_timeout_s=0.2)) as edge:
@@ -199,7 +219,7 @@ async def test_trickling_does_not_extend_the_time_for_a_head() -> None:
         client = await edge.connect()
         started = time.monotonic()
         answer = asyncio.create_task(client.answer())
-        for byte in b"POST /hot/echo HTTP/1.1\r\nx: " + b"y" * 200:
+        for byte in b"POST /hot/echo HTTP/1.1\r\nHost: a\r\nx: " + b"y" * 200:
             client.send(bytes([byte]))
             await asyncio.sleep(0.01)
             if answer.done():
