@@ -21,8 +21,8 @@ def find_tile(starts, tile, NUM_PARTS: tl.constexpr, PARTS: tl.constexpr, ROWS: 
 
     Part ``p`` has the rows ``starts[p] .. starts[p+1]-1``; its tiles are numbered from
     ``starts[p] // ROWS + p``, which leaves room for all of them, so that nobody needs to know the sizes
-    before the launch. Surplus tiles begin at or past the end of their part. ``PARTS`` is ``NUM_PARTS`` rounded up to
-    a power of two. Gives the part, its bounds and the tile's first row.
+    before the launch. Surplus tiles begin at or past the end of their part. ``PARTS`` is ``NUM_PARTS``
+    rounded up to a power of two. Gives the part, its bounds and the tile's first row.
     """
     parts = tl.arange(0, PARTS)
     first = tl.load(starts + parts, mask=parts < NUM_PARTS, other=0) // ROWS + parts

@@ -86,6 +86,10 @@ class Setting:
             return torch.empty(count, dtype=torch.int32, device="meta")
         return torch.randperm(count, device=self.device, generator=self.rng, dtype=torch.int32)
 
+    def behind_nan(self, cache: Tensor) -> Tensor:
+        """``cache`` behind one more block, number 0, that is NaN: what a masked table entry points to."""
+        return self.place(torch.cat((torch.full_like(cache[:1], torch.nan), cache)).to(self.dtype))
+
     def place(self, x: Tensor) -> Tensor:
         """A contiguous copy of ``x`` amid a margin that spoils whatever reads it."""
         if self.device == "meta" or x.dtype.itemsize == 1:

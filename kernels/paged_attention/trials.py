@@ -20,10 +20,10 @@ def prepare(
     """A mixed batch; slots that hold no token are NaN."""
     tensors = case.inputs() if setting.device == "cpu" else None
     if tensors is not None:
-        floats = (tensors.query, tensors.key_cache, tensors.value_cache)
-        query, keys, values = (setting.place(x.to(setting.dtype)) for x in floats)
+        query = setting.place(tensors.query.to(setting.dtype))
+        keys, values = (setting.behind_nan(cache) for cache in (tensors.key_cache, tensors.value_cache))
         tables, starts, lengths = (
-            setting.place(x) for x in (tensors.block_tables, tensors.query_starts, tensors.kv_lens)
+            setting.place(x) for x in (tensors.block_tables + 1, tensors.query_starts, tensors.kv_lens)
         )
     else:
         query, keys, values, tables, starts, lengths = _large(setting, case)

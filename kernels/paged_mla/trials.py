@@ -22,8 +22,8 @@ def prepare(
         tensors = case.inputs()
         place = setting.place
         latent_query = None if tensors.query_latent is None else place(tensors.query_latent.to(setting.dtype))
-        rope, cache = place(tensors.query_rope.to(setting.dtype)), place(tensors.cache.to(setting.dtype))
-        tables, lengths, scale = place(tensors.block_tables), place(tensors.kv_lens), tensors.scale
+        rope, cache = place(tensors.query_rope.to(setting.dtype)), setting.behind_nan(tensors.cache)
+        tables, lengths, scale = place(tensors.block_tables + 1), place(tensors.kv_lens), tensors.scale
     else:
         blocks = -(-max(case.lengths) // case.block_size)
         tables = setting.shuffled(blocks * len(case.lengths)).view(len(case.lengths), blocks)
