@@ -196,6 +196,8 @@ def _messages_of(body: ChatBody, allows_prompt: bool) -> list[dict[str, Any]]:
         if allows_prompt and body.prompt:
             return [{"role": "user", "content": body.prompt}]
         raise bad_input("/messages", "is required")
+    if allows_prompt and body.prompt:
+        raise bad_input("/prompt", "cannot be given together with 'messages'")
     if not body.messages:
         raise bad_input("/messages", "must hold at least one message")
     for index, message in enumerate(body.messages):

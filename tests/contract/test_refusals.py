@@ -24,6 +24,7 @@ from tests.support.gateway_harness import (
     Harness,
     Reply,
     gateway_config,
+    open_books,
 )
 
 RUN = f"/run/{MODEL}"
@@ -80,11 +81,9 @@ async def test_the_body_of_a_stranger_is_not_looked_at(gateway: Harness) -> None
 
 async def test_a_revoked_token_stops_working_within_seconds(gateway: Harness) -> None:
     from billing.accounts import AccountDirectory
-    from billing.store import Store
-    from tests.support.gateway_harness import BILLING
 
     assert (await gateway.chat()).status == 200
-    store = Store.open(BILLING.database_url_in(gateway.data_dir))
+    store = open_books(gateway.data_dir)
     directory = AccountDirectory(store)
     (token,) = directory.list_tokens(ACCOUNT)
     directory.revoke_token(token.id)
@@ -501,3 +500,9 @@ async def test_internal_headers_from_outside_are_ignored(
     (record,) = await gateway.stopped_records()
     assert record.account_id == ACCOUNT
     assert record.request_id == reply.headers["cf-ai-req-id"] == request["request_id"]
+
+
+async def test_a_prompt_beside_messages_is_refused_by_name(gateway: Harness) -> None:
+    reply = await gateway.post(RUN, {"messages": [USER], "prompt": "and this"})
+    assert_inference_refusal(reply, 400, 5006)
+    assert "'/prompt'" in message_of(reply)
