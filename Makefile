@@ -21,6 +21,9 @@ WITH_MODEL = $(if $(filter command,$(origin MODEL)),EMBERGATE_MODEL='$(MODEL)')
 SIMULATE_ARGS ?=
 # make verify-kimi: where to ask and how much, such as VERIFY_ARGS="--limit 0 --out card.json" (--help says all).
 VERIFY_ARGS ?=
+# make test-kernels KERNEL_ARGS="--write docs/reports/kernels.md"; make gpu-check GPU_ARGS="--write docs/reports/kernels-gpu.md".
+KERNEL_ARGS ?=
+GPU_ARGS ?=
 # Further arguments for pytest, such as PYTEST_ARGS="-k routing".
 PYTEST_ARGS ?=
 
@@ -29,7 +32,7 @@ FAST := not slow and not model and not e2e and not chaos and not gpu and not cli
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install up down status logs model test test-fast fast-tests test-billing-million test-postgres test-clients bench-engine bench-model \
+.PHONY: help install up down status logs model test test-fast fast-tests test-kernels gpu-check test-billing-million test-postgres test-clients bench-engine bench-model \
         bench-gateway verify-kimi load \
         simulate fmt lint type arch docs
 
@@ -102,6 +105,13 @@ test-fast: ## Run the quick checks and tests, installing nothing; under two minu
 
 fast-tests:
 	$(BIN)/pytest -q -m "$(FAST)" $(PYTEST_ARGS)
+
+test-kernels: $(VENV)/.installed-dev ## Check every kernel on the CPU, compile them for sm_90 and print what they take (KERNEL_ARGS).
+	$(BIN)/pytest -q tests/kernels --deselect tests/kernels/test_triton.py $(PYTEST_ARGS)
+	@$(BIN)/python -m kernels.report $(KERNEL_ARGS)
+
+gpu-check: $(VENV)/.installed-dev ## Check and time every kernel on a GPU; without one, say what would be done (GPU_ARGS).
+	@$(BIN)/python -m kernels.gpu_check $(GPU_ARGS)
 
 test-billing-million: $(VENV)/.installed-dev ## Check prices, ledger, sums and statements of a million records in decimals.
 	EMBERGATE_NUM_RECORDS=1000000 $(BIN)/pytest -q tests/unit/billing/test_million.py $(PYTEST_ARGS)
