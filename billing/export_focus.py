@@ -1,6 +1,8 @@
 """Charges in the columns of FOCUS 1.2, as CSV or Parquet, written as they are read.
 
-Amounts keep all nine decimals, so nothing is lost below a micro-dollar. Cached input has the price of input
+Billed and effective costs are what the ledger charged, with all nine decimals. List and contracted costs are
+unit price times quantity, exactly, which takes twelve: they do not know that each request was rounded to a
+nano-dollar. Cached input has the price of input
 as its list price and its own as the contracted one: the discount is visible in every row.
 """
 
@@ -35,6 +37,7 @@ _METERS = {
 _MILLION = Decimal(1_000_000)
 _NANO = Decimal("0.000000001")
 _MICRO = Decimal("0.000001")
+_PICO = Decimal("0.000000000001")
 
 _TIMES = ("BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd")
 _NUMBERS = (
@@ -80,8 +83,8 @@ def focus_row(charge: ExportedCharge, currency: str) -> dict[str, Any]:
     return row | {
         "BilledCost": cost,
         "EffectiveCost": cost,
-        "ListCost": cost if list_price is None else _list_cost(charge, cost),
-        "ContractedCost": cost,
+        "ListCost": cost if is_credit else _exact_cost(charge.num_tokens, charge.list_micros),
+        "ContractedCost": cost if is_credit else _exact_cost(charge.num_tokens, charge.rate_micros),
         "BillingCurrency": currency,
         "PricingCurrency": currency,
         "BillingAccountId": SERVICE,
@@ -158,7 +161,7 @@ def parquet_schema() -> pyarrow.Schema:
         if name in _TIMES:
             return pyarrow.timestamp("us", tz="UTC")
         if name in _NUMBERS:
-            return pyarrow.decimal128(38, 9)
+            return pyarrow.decimal128(38, 12)
         return pyarrow.int64() if name == "x_RequestCount" else pyarrow.string()
 
     metadata = {"focus_version": FOCUS_VERSION}
@@ -171,12 +174,9 @@ def _groups(charges: Iterable[ExportedCharge]) -> Iterator[list[ExportedCharge]]
         yield some
 
 
-def _list_cost(charge: ExportedCharge, cost: Decimal) -> Decimal:
-    """At the undiscounted price; the charged amount itself where there is no discount, to the last digit."""
-    if charge.list_micros == charge.rate_micros:
-        return cost
-    exact = Decimal(charge.num_tokens * charge.list_micros) / _MILLION * _MICRO
-    return exact.quantize(_NANO)
+def _exact_cost(num_tokens: int, rate_micros: int) -> Decimal:
+    """Tokens at a rate per million, to the last digit, as FOCUS wants it of unit prices and quantities."""
+    return Decimal(num_tokens * rate_micros) * _PICO
 
 
 def _time(instant_us: int) -> datetime:

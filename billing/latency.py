@@ -22,6 +22,8 @@ Metric = Literal["ttft_us", "speed_milli"]
 _STEPS_PER_OCTAVE = 8
 _NUM_OCTAVES = 40
 _MILLI_PER_MICRO = 1_000 * 1_000_000
+_MIN_TOKEN_US = 500
+"""No model gives one sequence 2,000 tokens a second: what says so is an answer that came in one piece."""
 
 BOUNDS: tuple[int, ...] = tuple(
     sorted({round(2 ** (step / _STEPS_PER_OCTAVE)) for step in range(_STEPS_PER_OCTAVE * _NUM_OCTAVES + 1)})
@@ -30,9 +32,10 @@ BOUNDS: tuple[int, ...] = tuple(
 
 
 class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles of the requests that had one: milliseconds to the first token, tokens a second after it.
+    """Percentiles of streams: milliseconds to the first token, tokens a second after it.
 
-    None where there was no such request. ``num_*`` says how many there were.
+    The p90 of either is what nine of ten streams keep: they waited no longer, they were no slower. None where
+    there was no such request. ``num_*`` says how many there were.
     """
 
     num_ttft: int = 0
@@ -51,13 +54,20 @@ def bucket_of(value: int) -> int:
 
 
 def latencies_of(record: UsageRecord | Row[Any]) -> Iterator[tuple[Metric, int]]:
-    """What a record says about latency: nothing when it failed or gave no token."""
-    if record.ttft_us <= 0 or record.status not in CHARGED_STATUSES:
+    """What a record says about latency: nothing when it failed, gave no token or came in one piece.
+
+    An answer in one piece has no time to its first token. Records were once given that of all of it instead;
+    those are known by a rest of the answer that took no time.
+    """
+    num_tokens = record.completion_tokens
+    if record.ttft_us <= 0 or num_tokens <= 0 or record.status not in CHARGED_STATUSES:
+        return
+    rest_us = record.finished_at_us - record.started_at_us - record.ttft_us
+    num_rest = num_tokens - 1
+    if num_rest and rest_us < num_tokens * _MIN_TOKEN_US:
         return
     yield "ttft_us", record.ttft_us
-    rest_us = record.finished_at_us - record.started_at_us - record.ttft_us
-    num_rest = record.completion_tokens - 1
-    if rest_us > 0 and num_rest > 0:
+    if num_rest:
         yield "speed_milli", max(num_rest * _MILLI_PER_MICRO // rest_us, 1)
 
 

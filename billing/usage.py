@@ -53,7 +53,7 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
         reasoning_tokens: part of ``completion_tokens``.
         status: how the request ended; decides with :attr:`is_charged` whether it costs anything.
         is_estimated: the replica gave no usage and the counts are the edge's own estimate.
-        ttft_us: time to the first token; 0 when there was none.
+        ttft_us: time to the first token of a stream; 0 for answers in one piece, and when there was none.
         num_attempts: replicas tried, at least 1.
         free_neurons_e4: ten-thousandths of a neuron that the account's daily free allocation covered.
         num_cached_blocks: blocks of the prefix cache that the cached tokens came from.

@@ -146,7 +146,6 @@ class Dispatcher:
 
     async def _read(self, call: Call, replica: Replica, response: ReplicaResponse) -> Answer:
         completion = await response.read()
-        call.first_byte_at = self._clock()
         try:
             usage = _decode_usage(usage_of(completion))
         except (msgspec.DecodeError, BadReplicaMessageError) as error:

@@ -28,7 +28,7 @@ from gateway.dashboard.session import FORM_FIELD, Sessions
 from gateway.errors import Refusal
 from gateway.reading import UsageReader
 from gateway.replicas import ReplicaTable
-from gateway.wire.usage_query import decode_request_cursor, encode_cursor
+from gateway.wire.usage_query import REQUESTS, decode_request_cursor, encode_cursor
 
 _Handler = Callable[[web.Request, Scope], Awaitable[web.Response]]
 
@@ -141,14 +141,14 @@ class DashboardRoutes:
     async def requests(self, request: web.Request, scope: Scope) -> web.Response:
         """Single requests."""
         try:
-            after = decode_request_cursor(request.query.get("after", ""))
+            after = decode_request_cursor(request.query.get("after", ""), REQUESTS)
         except Refusal:
             after = None
         num_rows = self._config.num_requests
         view = await self._sources.reader.read(
             lambda connection: views.requests(connection, scope, after, num_rows)
         )
-        cursor = encode_cursor(view["next_after"])
+        cursor = encode_cursor(view["next_after"], REQUESTS)
         return self._page(request, scope, "requests.html", cursor=cursor, **view)
 
     async def request(self, request: web.Request, scope: Scope) -> web.Response:

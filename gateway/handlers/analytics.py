@@ -53,7 +53,7 @@ def _answer(connection: Connection, query: UsageQuery, currency: str) -> bytes:
         after = None if query.after is None else (int(query.after[0]), str(query.after[1]))
         requests = usage_requests(connection, query.wanted, limit=query.limit, after=after)
         result = [row.as_json() for row in requests.rows]
-        cursor = encode_cursor(requests.next_after)
+        cursor = encode_cursor(requests.next_after, query.question)
         info["group_by"] = [REQUESTS]
     else:
         try:
@@ -68,7 +68,7 @@ def _answer(connection: Connection, query: UsageQuery, currency: str) -> bytes:
         except ValueError as error:
             raise bad_input("cursor" if query.after else "group_by", str(error)) from error
         result = _with_latencies(connection, query, page.rows)
-        cursor, period = encode_cursor(page.next_after), page.period
+        cursor, period = encode_cursor(page.next_after, query.question), page.period
         info["group_by"] = list(query.by)
     info |= {"count": len(result), "cursor": cursor, **_shown(period)}
     return msgspec.json.encode(

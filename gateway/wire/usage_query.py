@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Sequence
 
 import msgspec
@@ -16,24 +17,30 @@ from gateway.errors import Refusal, bad_input
 
 REQUESTS = "request"
 
+_FILTERS = ("model", "token", "session", "status", "surface")
 _PARAMETERS = (
-    *("model", "token", "session", "status", "surface"),
+    *_FILTERS,
     *("since", "until", "group_by", "order", "limit", "cursor"),
 )
 _ORDERS = ("amount", "key")
 _MAX_VALUES = 50
 _MAX_CURSOR_CHARS = 2_000
 _DEFAULT_LIMIT = 100
+_QUESTION_CHARS = 16
 
 
 class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked. ``by`` None means single requests. ``after`` continues a page."""
+    """What was asked. ``by`` None means single requests. ``after`` continues a page.
+
+    ``question`` is the same for all pages of one question; a cursor of another is refused.
+    """
 
     wanted: UsageFilter
     by: tuple[Dimension, ...] | None
     order: tuple[Order, ...]
     limit: int
     after: Keyset | None
+    question: str
 
 
 def decode_usage_query(
@@ -55,6 +62,8 @@ def decode_usage_query(
     period = Period(_instant(parameters, "since", now_us), _instant(parameters, "until", now_us))
     if period.start_us is not None and period.end_us is not None and period.end_us <= period.start_us:
         raise bad_input("until", "must be later than since")
+    order = _order(_single(parameters, "order"), by)
+    question = _question(parameters, account_id, by, order)
     return UsageQuery(
         wanted=UsageFilter(
             account_id=account_id,
@@ -66,21 +75,42 @@ def decode_usage_query(
             statuses=statuses,
         ),
         by=by,
-        order=_order(_single(parameters, "order"), by),
+        order=order,
         limit=_limit(parameters, config.max_page_rows),
-        after=_cursor(_single(parameters, "cursor"), by),
+        after=_cursor(_single(parameters, "cursor"), by, question),
+        question=question,
     )
 
 
-def encode_cursor(after: Keyset | None) -> str | None:
-    """What a client sends back to go on."""
-    return None if after is None else base64.urlsafe_b64encode(msgspec.json.encode(after)).decode()
+def encode_cursor(after: Keyset | None, question: str) -> str | None:
+    """What a client sends back to go on with this question."""
+    if after is None:
+        return None
+    return base64.urlsafe_b64encode(msgspec.json.encode((question, *after))).decode()
 
 
-def decode_request_cursor(text: str) -> tuple[int, str] | None:
+def decode_request_cursor(text: str, question: str) -> tuple[int, str] | None:
     """Where a page of single requests goes on; None at the beginning. Raises Refusal: 400."""
-    after = _cursor(text, None)
+    after = _cursor(text, None, question)
     return None if after is None else (int(after[0]), str(after[1]))
+
+
+def _question(
+    parameters: MultiMapping[str],
+    account_id: str | None,
+    by: Sequence[Dimension] | None,
+    order: Sequence[Order],
+) -> str:
+    """A digest of all that pages have in common. An age such as 24h stays one, though its instant moves."""
+    asked = (
+        account_id,
+        by,
+        order,
+        [sorted(_values(parameters, name)) for name in _FILTERS],
+        _single(parameters, "since"),
+        _single(parameters, "until"),
+    )
+    return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:_QUESTION_CHARS]
 
 
 def _grouping(text: str) -> tuple[Dimension, ...] | None:
@@ -155,19 +185,19 @@ def _limit(parameters: MultiMapping[str], max_rows: int) -> int:
     return int(text)
 
 
-def _cursor(text: str | None, by: Sequence[Dimension] | None) -> Keyset | None:
+def _cursor(text: str | None, by: Sequence[Dimension] | None, question: str) -> Keyset | None:
     if not text:
         return None
     try:
         if len(text) > _MAX_CURSOR_CHARS:
             raise ValueError
-        after = msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[str | int, ...])
+        asked, *after = msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[str | int, ...])
     except (ValueError, msgspec.DecodeError):
         raise _foreign_cursor() from None
     is_request = len(after) == 2 and isinstance(after[0], int) and isinstance(after[1], str)
-    if by is None and not is_request:
+    if asked != question or (by is None and not is_request):
         raise _foreign_cursor()
-    return after
+    return tuple(after)
 
 
 def _foreign_cursor() -> Refusal:

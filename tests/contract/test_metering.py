@@ -38,7 +38,14 @@ async def test_the_record_says_what_the_client_was_told(gateway: Harness) -> Non
     assert record.cached_prompt_tokens == usage["prompt_tokens_details"]["cached_tokens"]
     assert record.completion_tokens == usage["completion_tokens"]
     assert record.status == "ok"
-    assert 0 < record.ttft_us <= record.finished_at_us - record.started_at_us
+    took_us = record.finished_at_us - record.started_at_us
+    assert 0 < record.ttft_us <= took_us
+
+
+async def test_an_answer_in_one_piece_has_no_time_to_its_first_token(gateway: Harness) -> None:
+    await gateway.chat(path=RUN)
+    (record,) = await gateway.stopped_records()
+    assert (record.completion_tokens > 0, record.ttft_us) == (True, 0)
 
 
 async def test_records_equal_requests(gateway: Harness) -> None:

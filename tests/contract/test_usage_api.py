@@ -13,7 +13,6 @@ import pytest
 from billing.accounts import ALL_PERMISSIONS, AccountDirectory
 from billing.money import format_nanos
 from billing.rates import RateBook
-from billing.store import Store
 from billing.usage import UsageRecord
 from gateway.config import AnalyticsConfig
 from tests.support.gateway_harness import (
@@ -24,8 +23,11 @@ from tests.support.gateway_harness import (
     OTHER_TOKEN,
     Harness,
     gateway_config,
+    open_books,
 )
 from tests.support.ledger import NOON_US, record
+
+pytestmark = pytest.mark.each_store
 
 OPERATOR_TOKEN = "token-of-an-operator-0123456789abcdef"
 BLIND_TOKEN = "token-that-may-only-run-0123456789ab"
@@ -50,7 +52,7 @@ def served(number: int, **changes: Any) -> UsageRecord:
 @pytest.fixture
 def books(data_dir: Path) -> list[UsageRecord]:
     """60 requests of the account over ten hours, one of another."""
-    store = Store.open(BILLING.database_url_in(data_dir))
+    store = open_books(data_dir)
     made = [served(number) for number in range(60)]
     store.post([*made, served(99, account_id=OTHER_ACCOUNT)], RateBook.from_config(BILLING))
     directory = AccountDirectory(store)
@@ -125,6 +127,17 @@ async def test_pages_make_up_the_whole(books: list[UsageRecord], gateway: Harnes
     assert len({row["session"] for row in first["result"] + second["result"]}) == 3
     amounts = [row["amount_nanos"] for row in first["result"] + second["result"]]
     assert amounts == sorted(amounts, reverse=True)
+
+
+async def test_a_cursor_belongs_to_its_question(books: list[UsageRecord], gateway: Harness) -> None:
+    asked = {"group_by": "request", "limit": "2", "since": "2026-11-01"}
+    cursor = (await ask(gateway, **asked))["result_info"]["cursor"]
+    assert (await ask(gateway, **asked | {"limit": "9"}, cursor=cursor))["result_info"]["count"] == 9
+    for other in ({"group_by": "model"}, {"group_by": "none"}, {"status": "ok"}, {"since": "2026-11-02"}):
+        query = urlencode(asked | other | {"cursor": cursor})
+        reply = await gateway.get(f"/usage?{query}")
+        assert reply.status == 400, other
+        assert "'cursor'" in reply.json["errors"][0]["message"]
 
 
 async def test_groups_may_be_combined(books: list[UsageRecord], gateway: Harness) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, delete, select, update
 
 from billing import schema
-from billing.latency import BOUNDS, LatencySummary, bucket_of, percentile, summarize
+from billing.latency import BOUNDS, LatencySummary, bucket_of, latencies_of, percentile, summarize
 from billing.periods import MICROS_PER_DAY
 from billing.rates import RateBook
 from billing.rollups import LATENCIES, ROLLUPS, SUMS, are_complete, find_drift
@@ -74,7 +74,35 @@ def test_each_table_sums_what_was_posted(store: Store, rate_book: RateBook) -> N
         assert find_drift(connection) == []
     assert found == expected
     assert totals == [sum(one.prompt_tokens for one in given_records)] * 3
-    assert with_ttft == sum(one.ttft_us > 0 and one.is_charged for one in given_records)
+    streamed = [one for one in given_records if one.ttft_us > 0 and one.is_charged]
+    assert with_ttft == sum(
+        one.completion_tokens > 0
+        and (one.completion_tokens == 1 or _rest_us(one) >= 500 * one.completion_tokens)
+        for one in streamed
+    )
+    assert 0 < with_ttft < len(streamed)  # of random times some say that the answer came in one piece
+
+
+def _rest_us(one: UsageRecord) -> int:
+    return one.finished_at_us - one.started_at_us - one.ttft_us
+
+
+@pytest.mark.parametrize(
+    ("fields", "metrics"),
+    [
+        ({"ttft_us": 200_000, "completion_tokens": 51}, {"ttft_us": 200_000, "speed_milli": 62_500}),
+        ({"ttft_us": 900_000, "completion_tokens": 1}, {"ttft_us": 900_000}),
+        ({"ttft_us": 0, "completion_tokens": 51}, {}),
+        ({"ttft_us": 999_458, "completion_tokens": 8}, {}),
+        ({"ttft_us": 1_000_201, "completion_tokens": 8}, {}),
+        ({"ttft_us": 400_000, "completion_tokens": 0}, {}),
+        ({"ttft_us": 200_000, "completion_tokens": 51, "status": "replica_lost"}, {}),
+    ],
+    ids=["stream", "one token", "one piece", "old one piece", "later than its end", "embeddings", "lost"],
+)
+def test_latencies_are_those_of_streams(fields: dict[str, Any], metrics: dict[str, int]) -> None:
+    whole = {"started_at_us": NOON_US, "finished_at_us": NOON_US + 1_000_000, "reasoning_tokens": 0}
+    assert dict(latencies_of(record(1, **whole | fields))) == metrics
 
 
 @settings(max_examples=15, deadline=None)
