@@ -1,7 +1,8 @@
 """Tile sizes and warps by kernel, for an H100 or H200: one committed table instead of tuning at run time.
 
-``python -m kernels.tune`` times the candidates on a GPU and prints a better one. The table was chosen from
-resource use (registers without spills, shared memory that leaves room for stages); it has not been timed yet.
+The table was chosen from what compiles use (registers without spills, shared memory that leaves room for
+stages); it has not been timed: ``make gpu-check`` shows where it falls short, and the launching functions take
+another ``tile``.
 """
 
 from __future__ import annotations
