@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.config import GatewayConfig
+from tests.support.databases import Databases
 from tests.support.fake_replica import FakeReplica
-from tests.support.gateway_harness import Harness, prepare_data_dir
+from tests.support.gateway_harness import Harness, prepare_data_dir, prepare_database, use_database
 
 
 @pytest.fixture
@@ -32,9 +32,16 @@ def prepared_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def data_dir(tmp_path: Path, prepared_dir: Path) -> Path:
-    """A data directory with the accounts of the harness."""
-    return Path(shutil.copytree(prepared_dir, tmp_path / "data"))
+def data_dir(tmp_path: Path, databases: Databases) -> Iterator[Path]:
+    """A data directory with the accounts of the harness; those of tests that are marked ``each_store`` are
+    also tried with PostgreSQL.
+    """
+    directory = tmp_path / "data"
+    with databases.copies_of("gateway", prepare_database)(directory) as url:
+        directory.mkdir(exist_ok=True)
+        if not url.startswith("sqlite"):
+            use_database(directory, url)
+        yield directory
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from backend.wire import ErrorDetail
 from gateway.app import Gateway
@@ -24,9 +25,12 @@ from tests.support.gateway_harness import (
     OTHER_TOKEN,
     Harness,
     Reply,
+    billing_in,
     gateway_config,
 )
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.each_store
 
 StartGateway = Callable[..., Awaitable[Harness]]
 
@@ -291,7 +295,7 @@ class TestRunning:
         self, start_gateway: StartGateway, replicas: list[FakeReplica], data_dir: Path
     ) -> None:
         first = await start_gateway(quick_config())
-        shared = msgspec.structs.replace(BILLING, database_url=BILLING.database_url_in(data_dir))
+        shared = msgspec.structs.replace(BILLING, database_url=billing_in(data_dir).database_url_in(data_dir))
         addresses = [ReplicaAddress(id=replica.id, url=replica.url) for replica in replicas]
         second = Gateway(quick_config(), MODELS, addresses, shared, data_dir / "second")
         await second.start()

@@ -14,7 +14,6 @@ from billing.accounts import AccountDirectory
 from billing.budgets import Budget, BudgetBook
 from billing.credits import CreditBook
 from billing.rates import RateBook
-from billing.store import Store
 from gateway.config import BudgetsConfig, LimitsConfig, RateLimits
 from tests.support.fake_replica import FakeReplica
 from tests.support.gateway_harness import (
@@ -25,7 +24,10 @@ from tests.support.gateway_harness import (
     OTHER_TOKEN,
     Harness,
     gateway_config,
+    open_books,
 )
+
+pytestmark = pytest.mark.each_store
 
 CHAT = "/v1/chat/completions"
 CHARGE_NANOS = 8 * 600 + 4 * 100 + 3 * 3_000
@@ -41,7 +43,7 @@ SetBudget = Callable[..., Budget]
 @pytest.fixture
 def set_budget(data_dir: Path) -> SetBudget:
     def set_(limit_nanos: int, period: Any = "daily", account_id: str = ACCOUNT, **options: Any) -> Budget:
-        store = Store.open(BILLING.database_url_in(data_dir))
+        store = open_books(data_dir)
         try:
             return BudgetBook(store).set_budget(account_id, period, limit_nanos, **options)
         finally:
@@ -148,7 +150,7 @@ async def test_a_budget_is_a_matter_of_its_account_alone(
 async def test_a_token_s_budget_leaves_the_other_tokens_alone(
     start_gateway: StartGateway, set_budget: SetBudget, data_dir: Path
 ) -> None:
-    store = Store.open(BILLING.database_url_in(data_dir))
+    store = open_books(data_dir)
     token, secret = AccountDirectory(store).issue_token(ACCOUNT, "limited")
     store.close()
     set_budget(0, token_id=token.id)
@@ -202,7 +204,7 @@ async def test_prepaid_credit_ends_and_a_top_up_renews_it(
     reply = await gateway.chat(max_tokens=MAX_TOKENS)
     assert "it is renewed when the account is topped up" in reply.json["errors"][0]["message"]
     assert "retry-after" not in reply.headers
-    store = Store.open(BILLING.database_url_in(data_dir))
+    store = open_books(data_dir)
     CreditBook(store).top_up(ACCOUNT, ESTIMATE_NANOS, "Card")
     store.close()
     await changed_from(429, gateway, max_tokens=MAX_TOKENS)
@@ -215,7 +217,7 @@ async def test_a_budget_that_is_set_or_lifted_meanwhile_holds_soon(
     assert (await gateway.chat()).status == 200
     budget = set_budget(0)
     await changed_from(200, gateway)
-    store = Store.open(BILLING.database_url_in(data_dir))
+    store = open_books(data_dir)
     BudgetBook(store).remove(budget.id)
     store.close()
     await changed_from(429, gateway)

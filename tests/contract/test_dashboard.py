@@ -11,11 +11,12 @@ import aiohttp
 import pytest
 
 from billing.accounts import AccountDirectory
-from billing.store import Store
 from billing.usage import UsageRecord
 from gateway.config import DashboardConfig
 from tests.contract.test_usage_api import BLIND_TOKEN, OPERATOR_TOKEN, Start, books
-from tests.support.gateway_harness import BILLING, OTHER_TOKEN, TOKEN, Harness, gateway_config
+from tests.support.gateway_harness import OTHER_TOKEN, TOKEN, Harness, gateway_config, open_books
+
+pytestmark = pytest.mark.each_store
 
 __all__ = ["books"]  # the fixture
 
@@ -158,7 +159,7 @@ async def test_signing_in_leads_only_to_own_pages(visitor: Visitor) -> None:
 
 async def test_a_revoked_token_is_signed_out(visitor: Visitor, data_dir: Path) -> None:
     await visitor.sign_in(TOKEN)
-    store = Store.open(BILLING.database_url_in(data_dir))
+    store = open_books(data_dir)
     directory = AccountDirectory(store)
     [token] = [each for each in directory.list_tokens() if each.name == "test" and each.account_id[0] == "0"]
     directory.revoke_token(token.id)

@@ -21,6 +21,8 @@ from tests.support.gateway_harness import (
     gateway_config,
 )
 
+pytestmark = pytest.mark.each_store
+
 __all__ = ["books"]  # the fixture
 
 DAILY = """

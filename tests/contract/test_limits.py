@@ -12,6 +12,8 @@ import pytest
 from gateway.config import LimitsConfig, RateLimits
 from tests.support.gateway_harness import BILLING, MODEL, Harness, gateway_config
 
+pytestmark = pytest.mark.each_store
+
 RUN = f"/run/{MODEL}"
 Start = Callable[..., Awaitable[Harness]]
 

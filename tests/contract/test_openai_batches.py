@@ -23,6 +23,8 @@ from tests.support.gateway_harness import (
     gateway_config,
 )
 
+pytestmark = pytest.mark.each_store
+
 StartGateway = Callable[..., Awaitable[Harness]]
 
 QUICK = BatchesConfig(

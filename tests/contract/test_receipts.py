@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from billing.receipt_keys import read_key_set
 from billing.receipts import verify
 from tests.support.fake_replica import FakeReplica
 from tests.support.gateway_harness import MODEL, OTHER_ACCOUNT, OTHER_TOKEN, Harness, Reply
+
+pytestmark = pytest.mark.each_store
 
 KEYS = "/.well-known/jwks.json"
 

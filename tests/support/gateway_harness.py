@@ -59,6 +59,8 @@ BILLING = BillingConfig(
     spool=SpoolConfig(post_interval_s=0.01),
 )
 
+_DATABASE_NOTE = "database_url"
+
 
 def gateway_config(**changes: Any) -> GatewayConfig:
     """Limits small enough for tests to reach."""
@@ -135,8 +137,9 @@ class Harness:
 
     async def start(self) -> None:
         addresses = [ReplicaAddress(id=replica.id, url=replica.url) for replica in self.replicas]
+        billing = billing_in(self.data_dir, self._billing)
         self.gateway = Gateway(
-            self.config, self._models, addresses, self._billing, self.data_dir, tracing=self._tracing
+            self.config, self._models, addresses, billing, self.data_dir, tracing=self._tracing
         )
         await self.gateway.start()
         connector = aiohttp.TCPConnector(limit=0)
@@ -200,7 +203,7 @@ class Harness:
     def records(self) -> list[UsageRecord]:
         """All usage records, posted or not, by age. Stop the gateway first: it holds the spool."""
         assert self.gateway is None
-        store = Store.open(BILLING.database_url_in(self.data_dir))
+        store = open_books(self.data_dir)
         spool = Spool(self.data_dir / "spool", BILLING.spool)
         try:
             Poster(spool, store, RateBook.from_config(BILLING)).drain()
@@ -218,10 +221,33 @@ class Harness:
         return self.records()
 
 
+def billing_in(data_dir: Path, billing: BillingConfig = BILLING) -> BillingConfig:
+    """The configuration with the database that :func:`use_database` noted, if it noted one."""
+    note = data_dir / _DATABASE_NOTE
+    if not note.exists():
+        return billing
+    return msgspec.structs.replace(billing, database_url=note.read_text())
+
+
+def use_database(data_dir: Path, url: str) -> None:
+    """Have gateways of this data directory use another database than the file in it."""
+    (data_dir / _DATABASE_NOTE).write_text(url)
+
+
+def open_books(data_dir: Path) -> Store:
+    """The store that a gateway of this data directory has. Close it."""
+    return Store.open(billing_in(data_dir).database_url_in(data_dir))
+
+
 def prepare_data_dir(data_dir: Path) -> None:
-    """A store with two accounts and their tokens. Copy it: migrations take a while."""
+    """A data directory with :func:`prepare_database`. Copy it: migrations take a while."""
     data_dir.mkdir(parents=True, exist_ok=True)
-    store = Store.open(BILLING.database_url_in(data_dir))
+    prepare_database(BILLING.database_url_in(data_dir))
+
+
+def prepare_database(url: str) -> None:
+    """A store with two accounts and their tokens."""
+    store = Store.open(url)
     directory = AccountDirectory(store)
     for account_id, token in ((ACCOUNT, TOKEN), (OTHER_ACCOUNT, OTHER_TOKEN)):
         directory.create_account("test", account_id)
