@@ -1,7 +1,7 @@
 """Tile sizes and warps by kernel, for an H100 or H200: one committed table instead of tuning at run time.
 
 The table was chosen from what compiles use (registers without spills, shared memory that leaves room for
-stages); it has not been timed: ``make gpu-check`` shows where it falls short, and the launching functions take
+stages); it has not been timed: ``make gpu-check`` shows where it falls short, and launching functions take
 another ``tile``.
 """
 
