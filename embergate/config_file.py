@@ -274,11 +274,10 @@ def _check_date(path: str, text: str) -> None:
 def _check_replicas(config: Config) -> None:
     replicas = config.replicas
     ids = {model.id for model in config.models}
+    _check_ports("replicas", replicas.base_port, replicas.count)
     _check_embeddings(config)
     if replicas.model and replicas.model not in ids:
         raise ConfigError(f"replicas.model: {replicas.model} is not an id in models")
-    if replicas.base_port + replicas.count - 1 > 65535:
-        raise ConfigError("replicas.count: the ports from base_port on run past 65535")
     last_port = replicas.base_port + replicas.count - 1
     if replicas.host == config.gateway.host and replicas.base_port <= config.gateway.port <= last_port:
         raise ConfigError(f"gateway.port: {config.gateway.port} is also a replica's port")
@@ -296,6 +295,12 @@ def _check_replicas(config: Config) -> None:
         raise ConfigError(f"replicas.device.device: expected auto, cpu, cuda or cuda:N, got {device!r}")
 
 
+def _check_ports(section: str, base_port: int, count: int) -> None:
+    """Before anything is made for each of them: a slip of the finger may ask for a billion."""
+    if base_port + count - 1 > 65535:
+        raise ConfigError(f"{section}.count: {count} ports from {section}.base_port on run past 65535")
+
+
 def _check_embeddings(config: Config) -> None:
     """Local replicas of either kind serve models of that kind; their ports do not collide."""
     own, replicas = config.embeddings, config.replicas
@@ -308,9 +313,8 @@ def _check_embeddings(config: Config) -> None:
         raise ConfigError("replicas.model: expected a model that generates text; embeddings.model is another")
     if config.embedding_model is None:
         return
+    _check_ports("embeddings", own.base_port, own.count)
     ports = range(own.base_port, own.base_port + own.count)
-    if ports[-1] > 65535:
-        raise ConfigError("embeddings.count: the ports from base_port on run past 65535")
     others = {config.gateway.port, *range(replicas.base_port, replicas.base_port + replicas.count)}
     if taken := others.intersection(ports):
         raise ConfigError(f"embeddings.base_port: {min(taken)} is also the port of another process")
