@@ -88,7 +88,10 @@ def test_the_shipped_catalog_and_rate_cards_are_the_documented_ones() -> None:
          "models[0].properties.planned_deprecation_date: expected a date such as 2026-01-27, got 'soon'"),
         (MINIMAL + b"replicas: {model: x}", "replicas.model: x is not an id in models"),
         (MINIMAL + b"replicas: {base_port: 8786}", "gateway.port: 8787 is also a replica's port"),
-        (MINIMAL + b"replicas: {count: 1000000000}", "replicas.count: 1000000000 ports"),
+        (
+            MINIMAL + b"replicas: {count: 1000000000}",
+            "replicas.count: 1000000000 ports from replicas.base_port on run past 65535",
+        ),
         (MINIMAL + b"replicas: {base_port: 65535}",
          "replicas.count: 2 ports from replicas.base_port on run past 65535"),
         (MINIMAL + b"replicas: {count: 0}", "replicas: no replica serves any of models"),
