@@ -15,6 +15,19 @@ PROCESS ?=
 USERS ?= 16
 SPAWN_RATE ?= 4
 RUN_TIME ?= 60s
+# make load: classes of loadtest/locustfile.py (empty: all that any model can answer); processes of locust; its web page;
+# a directory for CSV and HTML; further options, such as LOAD_ARGS="--affinity off --max-ttft-p95 2000".
+SCENARIOS ?=
+WORKERS ?=
+UI ?=
+REPORTS ?=
+LOAD_ARGS ?=
+# Options of make replay, make bill-check and make soak (python -m loadtest COMMAND --help says all).
+REPLAY_ARGS ?=
+BILL_ARGS ?=
+SOAK_ARGS ?=
+# make soak: seconds.
+DURATION ?= 600
 # make up MODEL=kimi-k2.5-tiny serves another model of config.yaml; set on make's own command line only.
 WITH_MODEL = $(if $(filter command,$(origin MODEL)),EMBERGATE_MODEL='$(MODEL)')
 # make simulate SIMULATE_ARGS="--replicas 64 --sessions 20000" (see embergate simulate run --help).
@@ -27,13 +40,17 @@ GPU_ARGS ?=
 # Further arguments for pytest, such as PYTEST_ARGS="-k routing".
 PYTEST_ARGS ?=
 
+# What clients need, from the development account.
+RUNNING = test -f $(DATA_DIR)/dev.env || { echo "There is no $(DATA_DIR)/dev.env yet: run 'make up DETACH=1' first." >&2; exit 1; }; \
+	set -a; . $(DATA_DIR)/dev.env; set +a
+
 DATA_DIR := $(or $(EMBERGATE_DATA_DIR),.embergate)
 FAST := not slow and not model and not e2e and not chaos and not gpu and not clients and not postgres
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install up down status logs model test test-fast fast-tests test-kernels gpu-check test-billing-million test-postgres test-clients bench-engine bench-model \
-        bench-gateway verify-kimi load \
+.PHONY: help install up down status logs model test test-fast fast-tests test-kernels gpu-check test-billing-million test-parallel test-postgres test-clients bench-engine bench-model \
+        bench-gateway verify-kimi load replay bill-check soak \
         simulate fmt lint type arch docs
 
 help: ## List the verbs.
@@ -53,11 +70,23 @@ status: $(VENV)/.installed ## Show which processes run.
 logs: $(VENV)/.installed ## Show what the processes wrote (FOLLOW=1, PROCESS="gateway replica-0").
 	@$(BIN)/embergate logs $(if $(filter-out 0,$(FOLLOW)),--follow) $(PROCESS)
 
-load: $(VENV)/.installed-dev ## Let simulated agents loose on what runs (USERS, SPAWN_RATE, RUN_TIME).
-	@test -f $(DATA_DIR)/dev.env || { echo "There is no $(DATA_DIR)/dev.env yet: run 'make up DETACH=1' first." >&2; exit 1; }
-	@set -a; . $(DATA_DIR)/dev.env; set +a; \
-	$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary \
-	    --users $(USERS) --spawn-rate $(SPAWN_RATE) --run-time $(RUN_TIME) --host "$$EMBERGATE_URL"
+load: $(VENV)/.installed-dev ## Let simulated users loose on what runs (USERS, RUN_TIME, SCENARIOS, WORKERS, UI=1, REPORTS, LOAD_ARGS).
+	@$(RUNNING); \
+	$(BIN)/locust -f loadtest/locustfile.py --host "$$EMBERGATE_URL" --users $(USERS) --spawn-rate $(SPAWN_RATE) \
+	    --run-time $(RUN_TIME) --stop-timeout 60 \
+	    $(if $(filter-out 0,$(UI)),--web-host 127.0.0.1,--headless --only-summary) \
+	    $(if $(filter-out 0,$(WORKERS)),--processes $(WORKERS)) \
+	    $(if $(REPORTS),--csv $(REPORTS)/load --html $(REPORTS)/load.html) $(LOAD_ARGS) $(SCENARIOS)
+
+replay: $(VENV)/.installed-dev ## Play a trace against what runs, open loop (REPLAY_ARGS="--trace FILE").
+	@$(RUNNING); $(BIN)/python -m loadtest replay $(REPLAY_ARGS)
+
+bill-check: $(VENV)/.installed-dev ## Compare what a client counts with what it is billed for (BILL_ARGS="--requests 100").
+	@$(RUNNING); $(BIN)/python -m loadtest bill-check $(BILL_ARGS)
+
+soak: $(VENV)/.installed-dev ## Load what runs for long, watch its memory, audit its books (DURATION=600, USERS).
+	@$(RUNNING); $(BIN)/python -m loadtest soak --embergate $(BIN)/embergate --locust $(BIN)/locust \
+	    --duration $(DURATION) --users $(USERS) $(SOAK_ARGS)
 
 simulate: $(VENV)/.installed-dev ## Simulate a fleet under several routing policies, with a page of plots (SIMULATE_ARGS).
 	@mkdir -p $(DATA_DIR)
@@ -118,6 +147,9 @@ test-billing-million: $(VENV)/.installed-dev ## Check prices, ledger, sums and s
 
 test-postgres: $(VENV)/.installed-dev ## Run everything about money and queues on a real PostgreSQL, which it starts.
 	EMBERGATE_REQUIRE_POSTGRES=1 $(BIN)/pytest -q -m "postgres and not model" $(PYTEST_ARGS)
+
+test-parallel: $(VENV)/.installed-dev model ## Run models shared out over several ranks, and kill some of these.
+	$(BIN)/pytest -q tests/unit/backend/parallel $(PYTEST_ARGS)
 
 test-clients: $(VENV)/.installed-dev model ## Run real clients, which it installs from npm and PyPI, against a gateway.
 	@command -v npm >/dev/null || { echo "The clients need npm, which comes with Node.js: install it." >&2; exit 1; }

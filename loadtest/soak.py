@@ -48,6 +48,7 @@ class Memory:
 @click.command()
 @click.option("--embergate", default="embergate", show_default=True, help="The command that asks what runs.")
 @click.option("--locust", default="locust", show_default=True, help="The command of locust.")
+@click.option("--url", envvar="EMBERGATE_URL", required=True, help="Of the gateway. [EMBERGATE_URL]")
 @click.option("--duration", "duration_s", type=click.IntRange(min=10), default=600, show_default=True)
 @click.option("--users", type=click.IntRange(min=1), default=24, show_default=True)
 @click.option("--max-growth", "max_growth_mib", type=float, default=48.0, show_default=True,
@@ -59,6 +60,7 @@ def soak(
     context: click.Context,
     embergate: str,
     locust: str,
+    url: str,
     duration_s: int,
     users: int,
     max_growth_mib: float,
@@ -72,7 +74,7 @@ def soak(
         directory = out or Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)
         before = _processes(embergate)
-        load = _start_locust(locust, directory, duration_s, users)
+        load = _start_locust([locust, "--host", url], directory, duration_s, users)
         memory = _watch(load, {name: pid for name, (pid, _) in before.items()}, duration_s)
         problems = _problems_of_load(load, directory)
         problems += _problems_of_processes(before, _processes(embergate))
@@ -105,10 +107,12 @@ def _processes(embergate: str) -> dict[str, tuple[int, int]]:
     }
 
 
-def _start_locust(locust: str, directory: Path, duration_s: int, users: int) -> subprocess.Popen[bytes]:
+def _start_locust(
+    locust: Sequence[str], directory: Path, duration_s: int, users: int
+) -> subprocess.Popen[bytes]:
     locustfile = Path(__file__).with_name("locustfile.py")
     command = [
-        locust, "-f", str(locustfile), "--headless", "--only-summary", "--users", str(users),
+        *locust, "-f", str(locustfile), "--headless", "--only-summary", "--users", str(users),
         "--spawn-rate", "4", "--run-time", f"{duration_s}s", "--stop-timeout", "60",
         "--csv", str(directory / "soak"), "--html", str(directory / "soak.html"),
     ]  # fmt: skip
