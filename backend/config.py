@@ -117,6 +117,22 @@ class SpeculationConfig(_Section, frozen=True):
     match_tokens: int = 3
 
 
+class ParallelConfig(_Section, frozen=True):
+    """Processes (ranks) that hold one replica's model together, ``tensor * expert`` of them.
+
+    ``tensor`` of them share every matrix out, ``expert`` of them the experts. ``exchange_timeout_s``: a rank
+    that the others wait for so long is lost, and the replica with it.
+    """
+
+    tensor: int = 1
+    expert: int = 1
+    exchange_timeout_s: float = 120.0
+
+    @property
+    def world(self) -> int:
+        return self.tensor * self.expert
+
+
 class TelemetryConfig(_Section, frozen=True):
     otlp_endpoint: str = ""
     service_name: str = "embergate-replica"
@@ -147,4 +163,5 @@ class BackendConfig(_Section, frozen=True):
     text: TextConfig = TextConfig()
     grammar: GrammarConfig = GrammarConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    parallel: ParallelConfig = ParallelConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -20,6 +20,7 @@ from backend.config import (
     DeviceConfig,
     GrammarConfig,
     ModelSource,
+    ParallelConfig,
     SchedulerConfig,
     SpeculationConfig,
     TelemetryConfig,
@@ -106,6 +107,7 @@ class ReplicasConfig(_Section, frozen=True, kw_only=True):
     text: TextConfig = TextConfig()
     grammar: GrammarConfig = GrammarConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    parallel: ParallelConfig = ParallelConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     addresses: list[ReplicaAddress] = []
 

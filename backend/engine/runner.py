@@ -16,6 +16,7 @@ from backend.engine.step import ShouldStop, StepInterruptedError, StepPlan
 from backend.model.context import LayerCache
 from backend.model.loader import Progress, load_model
 from backend.model.placement import choose_placement, count_threads
+from backend.model.sharding import Sharding
 from backend.model.transformer import Transformer
 
 
@@ -62,11 +63,16 @@ class ModelRunner:
         )
 
     @classmethod
-    def load(cls, config: BackendConfig, progress: Progress = lambda share, doing: None) -> ModelRunner:
+    def load(
+        cls,
+        config: BackendConfig,
+        progress: Progress = lambda share, doing: None,
+        sharding: Sharding | None = None,
+    ) -> ModelRunner:
         """Read the model that ``config.model.path`` names and place it on the configured device.
 
         Sets the number of threads that torch uses in this process. ``progress`` is called with the share done
-        (0 to 1) and what is being done.
+        (0 to 1) and what is being done; ``sharding`` makes it one rank's part of the model.
 
         Raises:
             backend.model.errors.ModelLoadError: naming the file and the tensor or field that is wrong.
@@ -79,6 +85,7 @@ class ModelRunner:
                 partial(choose_placement, config.device),
                 text_only=config.model.text_only,
                 progress=progress,
+                sharding=sharding,
             )
         return cls(model, config.model.max_model_len, int(config.cache.image_memory_gib * 2**30))
 

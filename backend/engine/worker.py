@@ -287,6 +287,6 @@ def main(arguments: ListOf[str], load_runner: LoadRunner) -> int:
 
 
 if __name__ == "__main__":
-    from backend.engine.runner import ModelRunner
+    from backend.parallel.leader import load_runner
 
-    sys.exit(main(sys.argv[1:], ModelRunner.load))
+    sys.exit(main(sys.argv[1:], load_runner))

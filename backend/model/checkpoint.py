@@ -47,6 +47,19 @@ class SafetensorsCheckpoint:
             raise ModelLoadError(f"{self.place_of(name)}: {error}") from error
         return tensor
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, without reading it."""
+        return tuple(self._shard(self._files[name]).get_slice(name).get_shape())
+
+    def read_part(self, name: str, dim: int, start: int, end: int) -> Tensor:
+        """Indices ``start .. end-1`` of a tensor's dimension ``dim`` (0 or 1); the rest is not read."""
+        part = self._shard(self._files[name]).get_slice(name)
+        try:
+            tensor: Tensor = part[start:end] if dim == 0 else part[:, start:end]
+        except SafetensorError as error:
+            raise ModelLoadError(f"{self.place_of(name)}: {error}") from error
+        return tensor
+
     def _shard(self, file: str) -> Any:
         # One shard is open at a time: families read layer by layer, and shards hold whole layers.
         if self._open is None or self._open[0] != file:

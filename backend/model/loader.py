@@ -18,6 +18,7 @@ from backend.model.mlp import DenseMlp
 from backend.model.moe import FullMoeMlp, SparseMoeMlp
 from backend.model.placement import Placement
 from backend.model.rope import build_rope_table
+from backend.model.sharding import Sharding
 from backend.model.text_tensors import TextTensors
 from backend.model.transformer import Attention, DecoderLayer, Mlp, Transformer
 from backend.model.vision import VisionTower
@@ -57,6 +58,7 @@ def load_model(
     *,
     text_only: bool = False,
     progress: Progress = lambda share, doing: None,
+    sharding: Sharding | None = None,
 ) -> Transformer:
     """Load a model layer by layer, which is shard by shard in a checkpoint that keeps each layer in one.
 
@@ -66,30 +68,35 @@ def load_model(
         choose_placement: decides device, type and kernels once the shape is known.
         text_only: leave out a vision tower that the checkpoint has.
         progress: called with the share done (0 to 1) and what is being done.
+        sharding: makes it one rank's part of the model.
 
     Raises:
         ModelLoadError: naming the file and the tensor or field that is wrong.
     """
     config, source = open_model(path)
     placement = choose_placement(config)
+    vocab_size = config.vocab_size
+    if sharding is not None:
+        config, source, vocab_size = sharding.localise(config, source)
     reader = WeightReader(source, placement.dtype)
     if config.vision is not None and text_only:
         _leave_out_vision(reader, path)
     num_stages = config.num_layers + 2
     progress(0.0, "loading the embedding")
-    embedding_matrix = reader.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    embedding_matrix = reader.matrix("model.embed_tokens.weight", vocab_size, config.hidden_size)
     layers = []
     for layer in range(config.num_layers):
         progress((layer + 1) / num_stages, f"loading layer {layer + 1} of {config.num_layers}")
-        layers.append(_read_layer(config, reader, layer, placement))
+        layers.append(_read_layer(config, reader, layer, placement, sharding))
     progress(1 - 1 / num_stages, "loading the head")
     norm = reader.vector("model.norm.weight", config.hidden_size)
     head_matrix = None
     if config.has_tied_head:
         reader.ignore("lm_head.")
     else:
-        head_matrix = reader.matrix("lm_head.weight", config.vocab_size, config.hidden_size)
-    embedding, head = build_embedding_and_head(embedding_matrix, head_matrix, placement)
+        head_matrix = reader.matrix("lm_head.weight", vocab_size, config.hidden_size)
+    ends = build_embedding_and_head(embedding_matrix, head_matrix, placement)
+    embedding, head = ends if sharding is None else sharding.join_ends(*ends)
     for extra in range(config.num_next_token_layers):
         reader.ignore(f"model.layers.{config.num_layers + extra}.")
     vision = None
@@ -110,7 +117,13 @@ def load_model(
     )
 
 
-def _read_layer(config: ModelConfig, reader: WeightReader, layer: int, placement: Placement) -> DecoderLayer:
+def _read_layer(
+    config: ModelConfig,
+    reader: WeightReader,
+    layer: int,
+    placement: Placement,
+    sharding: Sharding | None,
+) -> DecoderLayer:
     prefix, hidden = f"model.layers.{layer}", config.hidden_size
 
     attention: Attention
@@ -119,11 +132,17 @@ def _read_layer(config: ModelConfig, reader: WeightReader, layer: int, placement
     else:
         attention = GroupedQueryAttention(config, reader, f"{prefix}.self_attn", placement)
     mlp: Mlp
-    if config.moe is not None and config.is_moe_layer(layer):
+    if config.moe is not None and config.is_moe_layer(layer) and sharding is not None:
+        mlp = sharding.read_experts(config, config.moe, reader, f"{prefix}.mlp", placement)
+    elif config.moe is not None and config.is_moe_layer(layer):
         kind = FullMoeMlp if config.moe.chooses_all else SparseMoeMlp
         mlp = kind(config, config.moe, reader, f"{prefix}.mlp", placement)
     else:
         mlp = DenseMlp(hidden, config.intermediate_size, reader, f"{prefix}.mlp", placement)
+        if sharding is not None:
+            mlp = sharding.join_mlp(mlp)
+    if sharding is not None:
+        attention = sharding.join_attention(attention)
     norms = [
         placement.put(reader.vector(f"{prefix}.{name}.weight", hidden))
         for name in ("input_layernorm", "post_attention_layernorm")

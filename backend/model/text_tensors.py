@@ -8,7 +8,7 @@ from torch import Tensor
 
 from backend.model.errors import ModelLoadError
 from backend.model.tensor_names import plain_name
-from backend.model.weights import TensorSource
+from backend.model.weights import SliceSource
 
 
 class TextTensors:
@@ -19,7 +19,7 @@ class TextTensors:
         ModelLoadError: when two tensors become the same one.
     """
 
-    def __init__(self, source: TensorSource) -> None:
+    def __init__(self, source: SliceSource) -> None:
         self._source = source
         self._stored: dict[str, str] = {}
         for stored in source.names:
@@ -37,3 +37,9 @@ class TextTensors:
 
     def read(self, name: str) -> Tensor:
         return self._source.read(self._stored[name])
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self._source.shape_of(self._stored[name])
+
+    def read_part(self, name: str, dim: int, start: int, end: int) -> Tensor:
+        return self._source.read_part(self._stored[name], dim, start, end)

@@ -12,7 +12,7 @@ from torch import Tensor
 from backend.engine.forward_batch import ForwardBatch
 from backend.model.config import ModelConfig
 from backend.model.context import LayerCache, StepContext
-from backend.model.linear import Embedding, Linear
+from backend.model.linear import Linear
 from backend.model.placement import Placement
 from backend.model.rope import RopeTable
 from backend.model.vision import VisionTower
@@ -25,6 +25,12 @@ class Attention(Protocol):
     def new_cache(self, num_blocks: int, block_size: int) -> LayerCache: ...
 
     def __call__(self, x: Tensor, step: StepContext, cache: LayerCache) -> Tensor: ...
+
+
+class TokenEmbedding(Protocol):
+    """``[tokens]`` int64 to ``[tokens, hidden]``."""
+
+    def __call__(self, token_ids: Tensor) -> Tensor: ...
 
 
 class Mlp(Protocol):
@@ -60,7 +66,7 @@ class Transformer:
 
     config: ModelConfig
     placement: Placement
-    embedding: Embedding
+    embedding: TokenEmbedding
     layers: tuple[DecoderLayer, ...]
     norm: Tensor
     head: Linear

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -28,6 +28,17 @@ class TensorSource(Protocol):
         ...
 
     def read(self, name: str) -> Tensor: ...
+
+
+@runtime_checkable
+class SliceSource(TensorSource, Protocol):
+    """A source that can read a part of a tensor."""
+
+    def shape_of(self, name: str) -> tuple[int, ...]: ...
+
+    def read_part(self, name: str, dim: int, start: int, end: int) -> Tensor:
+        """Indices ``start .. end-1`` of dimension ``dim`` (0 or 1)."""
+        ...
 
 
 class WeightReader:
