@@ -6,6 +6,7 @@ requests were charged for that class, so lines add up to the ledger exactly, wha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ class StatementLine(msgspec.Struct, frozen=True, kw_only=True):
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
     """A month, half-open and UTC: ``since`` inclusive, ``until`` exclusive.
 
+    ``as_of`` is when a statement of a month that is not over was made: more will come; None when it is over.
     ``num_not_charged`` requests failed through no fault of the account; ``num_unpriced`` had no rate card.
     ``amount_nanos`` is what the month's requests were charged, ``free_nanos`` what their free allocation
     covered. ``credits`` were booked within the month; a balance is credit that is left, negative where the
@@ -60,6 +62,7 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     month: str
     since: str
     until: str
+    as_of: str | None
     currency: str
     lines: list[StatementLine]
     num_requests: int
@@ -93,6 +96,7 @@ def monthly_statement(store: Store, account_id: str, month: str, *, currency: st
     period = month_period(month)
     assert period.start_us is not None
     assert period.end_us is not None
+    now_us = time.time_ns() // 1_000
     with store.reading() as connection:
         name = connection.scalar(select(accounts.c.name).where(accounts.c.id == account_id))
         groups = list(connection.execute(_groups(period, account_id)))
@@ -112,6 +116,7 @@ def monthly_statement(store: Store, account_id: str, month: str, *, currency: st
         month=month,
         since=instant_text(period.start_us),
         until=instant_text(period.end_us),
+        as_of=instant_text(now_us) if now_us < period.end_us else None,
         currency=currency,
         lines=[line for group in priced for line in _lines(group)],
         num_requests=_total(groups, "num_requests"),

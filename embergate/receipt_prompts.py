@@ -19,8 +19,10 @@ from billing.receipts import Receipt, prompt_problems
 from embergate.refusal import Refusal
 from gateway.config import ServedModel
 from gateway.errors import Refusal as RequestRefusal
-from gateway.wire.openai import decode_chat
+from gateway.wire.completions import decode_completions
+from gateway.wire.openai import ChatRequest, decode_chat
 from gateway.wire.replica import encode_request
+from gateway.wire.responses import decode_responses
 
 _MAX_CHOICES = 1 << 20
 
@@ -29,7 +31,8 @@ def check_prompt(receipt: Receipt, request_body: bytes, model_dir: Path) -> list
     """What a receipt says that the request does not bear out.
 
     Args:
-        request_body: the JSON body of a chat request, as it was sent. Images must be in it, not elsewhere.
+        request_body: the JSON body of a request for chat, a response or a completion, as it was sent.
+            Images must be in it, not elsewhere.
         model_dir: the model's tokenizer and chat template.
 
     Raises:
@@ -53,9 +56,7 @@ def check_prompt(receipt: Receipt, request_body: bytes, model_dir: Path) -> list
 
 def _as_replicas_get_it(body: bytes, receipt: Receipt) -> ReplicaRequest:
     try:
-        chat = decode_chat(
-            body, path_model=receipt.requested_model, allows_prompt=True, max_choices=_MAX_CHOICES
-        )
+        chat = _chat_of(body, receipt.requested_model)
     except RequestRefusal as refusal:
         raise Refusal(f"the request cannot be read: {refusal.message}") from refusal
     encoded = encode_request(
@@ -68,6 +69,22 @@ def _as_replicas_get_it(body: bytes, receipt: Receipt) -> ReplicaRequest:
         account_id="",
     )
     return msgspec.json.decode(encoded, type=ReplicaRequest)
+
+
+def _chat_of(body: bytes, requested_model: str) -> ChatRequest:
+    """The conversation of any body that a chat model answers: only responses have an input and no messages,
+    only legacy completions a list as their prompt. Raises RequestRefusal.
+    """
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        fields = None  # the full decoding says what is wrong
+    if isinstance(fields, dict) and fields.get("messages") is None:
+        if fields.get("input") is not None:
+            return decode_responses(body)
+        if isinstance(fields.get("prompt"), list):
+            return decode_completions(body, max_choices=_MAX_CHOICES)
+    return decode_chat(body, path_model=requested_model, allows_prompt=True, max_choices=_MAX_CHOICES)
 
 
 def _prompt_of(request: ReplicaRequest, model_dir: Path) -> Prompt:

@@ -48,6 +48,8 @@ def _development_account(settings: Settings) -> str:
 def _print(bill: Statement) -> None:
     out = console()
     out.print(f"[bold]{bill.month}[/]  {bill.account_name}  {bill.account_id}\n")
+    if bill.as_of is not None:
+        out.print(f"provisional, as of {bill.as_of[:19]}Z: the month is not over\n")
     num_places = places_of(line.amount_nanos for line in bill.lines)
     rows = [
         (
@@ -89,7 +91,11 @@ def _print_balance(bill: Statement) -> None:
         (bill.since[:10], "balance before", bill.opening_balance_nanos),
         *moved,
         ("", f"charges of {bill.month}", -bill.amount_nanos),
-        (bill.until[:10], "balance after", bill.closing_balance_nanos),
+        (
+            (bill.as_of or bill.until)[:10],
+            "balance so far" if bill.as_of else "balance after",
+            bill.closing_balance_nanos,
+        ),
     ]
     num_places = places_of(nanos for _, _, nanos in lines)
     rows = [(day, what, f"{format_nanos(nanos, num_places)} {bill.currency}") for day, what, nanos in lines]

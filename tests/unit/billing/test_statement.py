@@ -20,6 +20,14 @@ DECEMBER_US = day_start_us(parse_date("2026-12-01"))
 JANUARY_US = day_start_us(parse_date("2027-01-01"))
 
 
+def test_a_month_that_is_not_over_says_so(store: Store, rate_book: RateBook) -> None:
+    store.post([record(0)], rate_book)
+    assert monthly_statement(store, ACCOUNT, "2020-02").as_of is None
+    running = monthly_statement(store, ACCOUNT, "2999-12")
+    assert running.as_of is not None
+    assert running.as_of < running.until
+
+
 def test_lines_by_model_and_token_class(store: Store, rate_book: RateBook) -> None:
     store.post([record(0), record(1), record(2, model=PLAIN), record(3, account_id=OTHER_ACCOUNT)], rate_book)
     bill = monthly_statement(store, ACCOUNT, "2026-11")

@@ -263,7 +263,8 @@ def test_credit_is_booked_once_and_stands_on_the_statement(
     assert bill["topped_up_nanos"] == 25_000_000_000
     shown = command_line.run("statement", "--account", account_id).stdout
     assert "Prepaid credit" in shown
-    assert "balance after" in shown
+    assert "balance so far" in shown
+    assert "provisional, as of" in shown
     assert command_line.run("audit").returncode == 0
 
 
