@@ -49,7 +49,7 @@ FAST := not slow and not model and not e2e and not chaos and not gpu and not cli
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install up down status logs model test test-fast fast-tests test-kernels gpu-check test-billing-million test-parallel test-parallel test-postgres test-clients bench-engine bench-model \
+.PHONY: help install up down status logs model test test-fast fast-tests test-kernels gpu-check test-billing-million test-parallel test-postgres test-clients bench-engine bench-model \
         bench-gateway verify-kimi load replay bill-check soak \
         simulate fmt lint type arch docs
 
@@ -147,9 +147,6 @@ test-billing-million: $(VENV)/.installed-dev ## Check prices, ledger, sums and s
 
 test-postgres: $(VENV)/.installed-dev ## Run everything about money and queues on a real PostgreSQL, which it starts.
 	EMBERGATE_REQUIRE_POSTGRES=1 $(BIN)/pytest -q -m "postgres and not model" $(PYTEST_ARGS)
-
-test-parallel: $(VENV)/.installed-dev model ## Run models shared out over several ranks, and kill some of these.
-	$(BIN)/pytest -q tests/unit/backend/parallel $(PYTEST_ARGS)
 
 test-parallel: $(VENV)/.installed-dev model ## Run models shared out over several ranks, and kill some of these.
 	$(BIN)/pytest -q tests/unit/backend/parallel $(PYTEST_ARGS)
