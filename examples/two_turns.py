@@ -8,11 +8,27 @@ import json
 import os
 import time
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 ACCOUNT_URL = f"{os.environ['EMBERGATE_URL']}/client/v4/accounts/{os.environ['EMBERGATE_ACCOUNT_ID']}"
-NOTES = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()[:1500]
+NOTES = """\
+Start with `make up DETACH=1` or `embergate up --detach`. Ask for the state with `embergate status`, and
+follow what happens with `embergate logs --follow`. Stop with `embergate down`.
+
+A stop drains: the gateway takes no more requests and finishes those in flight within its grace, then the
+replicas stop. A second Ctrl-C kills at once. One supervisor runs for each data directory. If it is
+killed, its processes stop by themselves; whatever is left is stopped by the next start.
+
+A process that dies is started again after a pause, which doubles with each death. Requests go to the
+other replica meanwhile. A request whose replica died before its first byte is tried on the next; one that
+was under way ends with an error, never with half an answer that looks whole.
+
+A load balancer asks the gateway whether it is ready. Metrics have the names that dashboards for such
+systems already use, and labels are bounded. Logs are one JSON object a line: the request, the account,
+the model, counts of tokens and times, and never a prompt or a token of the API.
+
+The ledger is a database and a journal of usage records that were not posted yet. The audit proves at any
+time that each record has one transaction, that entries sum to zero, and that prices are right."""
 QUESTIONS = ("In one sentence: what does a stop do?", "And what happens to a process that dies?")
 
 
