@@ -176,6 +176,7 @@ class Gateway:
             num_in_flight=lambda: self._known.num_running,
         )
         self._client = ReplicaClient(config.upstream)
+        self._gateway_id = gateway_id = load_or_create(data_dir / "secrets", GATEWAY_ID)
         self.table = ReplicaTable(replicas, config.routing, config.health)
         self._prober = HealthProber(self.table, self._client, config.health)
         self._reconciler = Reconciler(
@@ -184,10 +185,10 @@ class Gateway:
             self._books.store,
             self._known,
             self._journal.commit,
+            gateway_id=gateway_id,
             timeout_s=config.upstream.idle_timeout_s,
         )
         self._neurons, self._neuron_refresher = _build_neurons(config.limits, billing, self._books.store)
-        gateway_id = load_or_create(data_dir / "secrets", GATEWAY_ID)
         self._receipt_keys = KeyRing(self._books.store, data_dir / "secrets")
         self._budgets = Budgets(self._books.rate_book, lambda: self._budget_leases.want())
         self._budget_leases = BudgetLeases(
@@ -256,6 +257,7 @@ class Gateway:
             rate_book=self._books.rate_book,
             journal=DeferredJournal() if is_for_items else self._journal,
             known=self._known,
+            gateway_id=self._gateway_id,
         )
 
     def _build_ranking(self) -> Ranking[Replica]:

@@ -90,6 +90,7 @@ class Pipeline:
         rate_book: RateBook,
         journal: Journal,
         known: KnownRequests,
+        gateway_id: str,
     ) -> None:
         self._authenticator = authenticator
         self._catalog = catalog
@@ -105,6 +106,7 @@ class Pipeline:
         self._rate_book = rate_book
         self._journal = journal
         self._known = known
+        self._gateway_id = gateway_id
         self._unsettled: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -229,6 +231,7 @@ class Pipeline:
                 surface=call.surface.name,
                 session=session_label(call.session),
                 started_at_us=call.started_at_us,
+                gateway_id=self._gateway_id,
             )
         )
 

@@ -4,6 +4,9 @@ Done when a replica becomes ready, at the start above all, and a few times soon 
 gateway that was killed a moment ago are only just ending on the replicas. A request that is found this way
 never ended for its client: the gateway makes a record durable before it lets the end of an answer out. So the
 record says ``error``: the counts are kept, and the client is not charged for what was our failure.
+
+Only requests of this gateway, by its own identity that outlives it, are looked at. What another one served may
+be in that one's journal still, and a record of ours would come before the right one.
 """
 
 from __future__ import annotations
@@ -84,8 +87,11 @@ class Reconciler:
         known: KnownRequests,
         commit: Callable[[UsageRecord], Awaitable[None]],
         *,
+        gateway_id: str,
         timeout_s: float,
     ) -> None:
+        """``gateway_id`` is what this gateway's requests say they come from."""
+        self._gateway_id = gateway_id
         self._client = client
         self._headers = tuple(headers)
         self._posted = posted
@@ -138,7 +144,7 @@ class Reconciler:
             record
             for usage in page.usages
             if usage.request_id not in self._known
-            and (record := _record_of(usage, page.replica_id)) is not None
+            and (record := self._record_of(usage, page.replica_id)) is not None
             and record.surface != _RECORDED_WITH_RESULT
         ]
         if not records:
@@ -147,6 +153,16 @@ class Reconciler:
         missing = [record for record in records if record.request_id not in posted]
         await asyncio.gather(*(self._write(record) for record in missing))
         return len(missing)
+
+    def _record_of(self, recent: RecentUsage, replica_id: str) -> UsageRecord | None:
+        context = decode_billing_context(recent.billing_context)
+        if context is None or context.gateway_id != self._gateway_id:
+            return None
+        try:
+            return _record_from(recent, context, recent.usage, replica_id, is_estimated=False)
+        except InvalidUsageError as error:
+            _log.error("request %s: the replica's usage cannot be true: %s", recent.request_id, error)
+            return _record_from(recent, context, plausible(recent.usage), replica_id, is_estimated=True)
 
     async def _write(self, record: UsageRecord) -> None:
         self._known.started(record.request_id)
@@ -165,17 +181,6 @@ class Reconciler:
         if status != 200:
             raise ReplicaError(replica.id, f"{USAGES_PATH} answered {status}")
         return msgspec.json.decode(body, type=RecentUsages)
-
-
-def _record_of(recent: RecentUsage, replica_id: str) -> UsageRecord | None:
-    context = decode_billing_context(recent.billing_context)
-    if context is None:
-        return None
-    try:
-        return _record_from(recent, context, recent.usage, replica_id, is_estimated=False)
-    except InvalidUsageError as error:
-        _log.error("request %s: the replica's usage cannot be true: %s", recent.request_id, error)
-        return _record_from(recent, context, plausible(recent.usage), replica_id, is_estimated=True)
 
 
 def _record_from(

@@ -23,7 +23,7 @@ _context_overflow_codes = frozenset(("context_length_exceeded",))
 
 class BillingContext(msgspec.Struct, frozen=True, kw_only=True):
     """Whose request it is; echoed by replicas, so that a restarted gateway can write the record of its
-    predecessor.
+    predecessor. ``gateway_id`` stays with a data directory.
     """
 
     account_id: str
@@ -33,6 +33,7 @@ class BillingContext(msgspec.Struct, frozen=True, kw_only=True):
     surface: Surface
     session: str
     started_at_us: int
+    gateway_id: str = ""
 
 
 def encode_billing_context(context: BillingContext) -> str:

@@ -31,10 +31,13 @@ class Fleet:
         num_gateways: int,
         num_replicas: int,
         token_delay_s: float,
-        batches: dict[str, Any],
+        batches: dict[str, Any] | None = None,
+        database_url: str = "",
+        spool: dict[str, Any] | None = None,
     ) -> None:
+        """``batches`` and ``spool`` are sections of the configuration; no ``batches``, no batches."""
         self.home = home
-        self.database_url = f"sqlite:///{home / 'ledger.db'}"
+        self.database_url = database_url or f"sqlite:///{home / 'ledger.db'}"
         self.gateways = [f"gateway-{number}" for number in range(num_gateways)]
         self.replicas = [f"replica-{number}" for number in range(num_replicas)]
         self._token_delay_s = token_delay_s
@@ -42,11 +45,15 @@ class Fleet:
         self._ports = dict(zip(names, free_ports(len(names)), strict=True))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for name in self.gateways:
-            self._write_config(name, batches)
+            self._write_config(name, {"is_enabled": False} if batches is None else batches, spool or {})
 
     def url(self, gateway: str) -> str:
         """Base of the account's routes at one gateway."""
         return f"http://127.0.0.1:{self._ports[gateway]}/client/v4/accounts/{ACCOUNT}/ai"
+
+    def root_url(self, name: str) -> str:
+        """Base of all routes of one process."""
+        return f"http://127.0.0.1:{self._ports[name]}"
 
     def health_url(self, name: str) -> str:
         return f"http://127.0.0.1:{self._ports[name]}/health"
@@ -92,6 +99,13 @@ class Fleet:
         process.send_signal(signal.SIGKILL)
         process.wait()
 
+    def port(self, name: str) -> int:
+        return self._ports[name]
+
+    def is_started(self, name: str) -> bool:
+        """Whether it was started and not killed since."""
+        return name in self._processes
+
     def stop(self) -> None:
         """End everything; gateways first, and cleanly."""
         for name in (*self.gateways, *self.replicas):
@@ -113,9 +127,9 @@ class Fleet:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("EMBERGATE_")}
         return {**inherited, "OMP_NUM_THREADS": "1"}
 
-    def _write_config(self, name: str, batches: dict[str, Any]) -> None:
+    def _write_config(self, name: str, batches: dict[str, Any], spool: dict[str, Any]) -> None:
         directory = self.home / name
-        directory.mkdir()
+        directory.mkdir(exist_ok=True)
         addresses = [
             {"id": replica, "url": f"http://127.0.0.1:{self._ports[replica]}"} for replica in self.replicas
         ]
@@ -133,6 +147,7 @@ class Fleet:
             "billing": {
                 "database_url": self.database_url,
                 "rate_cards": [{**card, "cached_input": "0.10"}],
+                "spool": spool,
             },
         }
         (directory / "config.yaml").write_text(yaml.safe_dump(config))

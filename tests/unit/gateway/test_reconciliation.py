@@ -27,6 +27,7 @@ CONTEXT = encode_billing_context(
         surface="run",
         session="ses_1",
         started_at_us=1_000_000,
+        gateway_id="gateway-1",
     )
 )
 
@@ -111,7 +112,17 @@ def replica() -> Replica:
 
 @pytest.fixture
 def reconciler(pages: Pages, ledger: Ledger, known: KnownRequests) -> Reconciler:
-    return Reconciler(pages, (), ledger, known, ledger.commit, timeout_s=1)  # type: ignore[arg-type]
+    return Reconciler(pages, (), ledger, known, ledger.commit, gateway_id="gateway-1", timeout_s=1)  # type: ignore[arg-type]
+
+
+async def test_what_another_gateway_served_is_left_to_it(
+    reconciler: Reconciler, pages: Pages, ledger: Ledger, replica: Replica
+) -> None:
+    """Its record may wait in that one's journal: one of ours would come first, and charge nothing."""
+    pages.add("theirs", CONTEXT.replace("gateway-1", "gateway-2"))
+    pages.add("ours")
+    assert await reconciler.reconcile(replica) == 1
+    assert ledger.ids == ["ours"]
 
 
 async def test_missing_records_are_written_from_every_page(
