@@ -5,8 +5,8 @@ gateway that was killed a moment ago are only just ending on the replicas. A req
 never ended for its client: the gateway makes a record durable before it lets the end of an answer out. So the
 record says ``error``: the counts are kept, and the client is not charged for what was our failure.
 
-Only requests of this gateway, by its own identity that outlives it, are looked at. What another one served may
-be in that one's journal still, and a record of ours would come before the right one.
+Only requests of this gateway, by its own identity that outlives it, are looked at. What another one served
+may be in that one's journal still, and a record of ours would come before the right one.
 """
 
 from __future__ import annotations
