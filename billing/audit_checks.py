@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import Connection, Row, func, select
 
 from billing.credits import Credit
+from billing.late_cards import HOW_TO_MEND
 from billing.ledger import ADJUSTMENTS, CASH, receivable, revenue
 from billing.money_schema import credits_table
 from billing.rates import UNPRICED, Charge, NoRateError, RateBook
@@ -40,13 +41,14 @@ FindingKind = Literal[
     "unbilled_usage",
 ]
 
+_IDS_SHOWN = 5
 _ROWS_PER_FETCH = 2_000
 _IDS_PER_LOOKUP = 1_000
 _USAGE, _LEDGER, _ENTRY = usage_records.c, ledger_transactions.c, ledger_entries.c
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that is wrong. ``subject`` is a request id, or "" for the ledger as a whole."""
+    """One thing that is wrong. ``subject`` is a request id, a model, or "" for the ledger as a whole."""
 
     kind: FindingKind
     subject: str
@@ -99,6 +101,38 @@ class Findings:
             self.listed.append(Finding(kind, subject, detail))
 
 
+class OtherCards:
+    """Records that the configured cards price by another card than the one they were billed with, by both.
+
+    One change of a card concerns every request since its date, so these are one finding each, with a count
+    and the first few request ids.
+    """
+
+    def __init__(self) -> None:
+        self._nums: dict[tuple[str, str, str], int] = {}
+        self._first: dict[tuple[str, str, str], list[str]] = {}
+
+    def add(self, record: UsageRecord, billed_with: str, priced_by: str) -> None:
+        """``priced_by`` "": no card is in force any more."""
+        key = (record.model, billed_with, priced_by)
+        self._nums[key] = self._nums.get(key, 0) + 1
+        first = self._first.setdefault(key, [])
+        if len(first) < _IDS_SHOWN:
+            first.append(record.request_id)
+
+    def add_to(self, findings: Findings) -> None:
+        """One finding for each pair of cards; its subject is the model."""
+        for (model, billed_with, priced_by), num in self._nums.items():
+            now = f"card {priced_by!r} prices them now" if priced_by else "no card is in force for them now"
+            first = self._first[model, billed_with, priced_by]
+            findings.add(
+                "wrong_price",
+                model,
+                f"{num} requests were billed with card {billed_with!r}, but {now} "
+                f"({', '.join(first)}{', ...' if num > len(first) else ''}); {HOW_TO_MEND}",
+            )
+
+
 def _check_balance(connection: Connection, scope: AuditScope, findings: Findings) -> None:
     total = func.sum(_ENTRY.amount_nanos)
     by_transaction = select(_ENTRY.transaction_id, total).group_by(_ENTRY.transaction_id).having(total != 0)
@@ -143,18 +177,20 @@ def _check_records(connection: Connection, scope: AuditScope, findings: Findings
         .outerjoin(debit, (debit.c.transaction_id == _LEDGER.id) & (debit.c.leg == 0))
         .outerjoin(credit, (credit.c.transaction_id == _LEDGER.id) & (credit.c.leg == 1))
     )
+    other_cards = OtherCards()
     for row in connection.execution_options(yield_per=_ROWS_PER_FETCH).execute(query):
-        _check_price(row, scope.rate_book, findings)
+        _check_price(row, scope.rate_book, findings, other_cards)
         found = (row.debited, row.debit_nanos, row.credited, row.credit_nanos)
         expected = (receivable(row.account_id), row.amount_nanos, revenue(row.model), -row.amount_nanos)
         if found != expected:
             findings.add("wrong_entries", row.request_id, f"entries are {found}, expected {expected}")
+    other_cards.add_to(findings)
     more = select(_ENTRY.transaction_id).where(_ENTRY.leg.not_in((0, 1))).distinct()
     for transaction_id in connection.scalars(more):
         findings.add("wrong_entries", transaction_id, "has more than two entries")
 
 
-def _check_price(row: Row[Any], rate_book: RateBook, findings: Findings) -> None:
+def _check_price(row: Row[Any], rate_book: RateBook, findings: Findings, other_cards: OtherCards) -> None:
     fields = row._mapping
     try:
         record = UsageRecord(**{name: fields[name] for name in UsageRecord.__struct_fields__})
@@ -166,8 +202,11 @@ def _check_price(row: Row[Any], rate_book: RateBook, findings: Findings) -> None
         return
     try:
         charge = rate_book.price(record)
-    except NoRateError as error:
-        findings.add("wrong_price", record.request_id, f"{error}, but one was when it was posted")
+    except NoRateError:
+        other_cards.add(record, row.rate_card_version, "")
+        return
+    if row.rate_card_version and charge.rate_card_version not in ("", row.rate_card_version):
+        other_cards.add(record, row.rate_card_version, charge.rate_card_version)
         return
     for name, expected in _expected(record, charge).items():
         if fields[name] != expected:

@@ -140,6 +140,12 @@ class RateBook:
             cards.append(card)
         return cls(cards, config.currency)
 
+    @property
+    def cards(self) -> tuple[RateCard, ...]:
+        """All of them, of each model and account by their start."""
+        timelines = (*self._timelines.values(), *self._of_accounts.values())
+        return tuple(card for timeline in timelines for card in timeline.cards)
+
     def covers(self, model: str, at_us: int | None = None) -> bool:
         """Whether the model has a card for everybody; with ``at_us``, one in force then. Those never end
         without a next.

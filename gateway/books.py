@@ -8,13 +8,15 @@ from pathlib import Path
 
 from billing.accounts import AccountDirectory
 from billing.config import BillingConfig
+from billing.late_cards import HOW_TO_MEND, late_cards
 from billing.posting import Poster
 from billing.rates import RateBook
 from billing.spool import Spool, read_spooled
-from billing.store import Store, StoreAwayError
+from billing.store import Store, StoreAwayError, StoreError
 from billing.usage import UsageRecord
 
 _log = logging.getLogger(__name__)
+_CARDS_TIMEOUT_S = 5.0
 
 
 class Books:
@@ -40,7 +42,19 @@ class Books:
             self._poster.drain()
         except StoreAwayError as error:
             _log.warning("%s; usage records wait in the journal, and no API token can be checked", error)
+        self._warn_of_late_cards()
         self._poster.start()
+
+    def _warn_of_late_cards(self) -> None:
+        """Serving goes on: what was billed is right, and what is billed from now on follows the new card."""
+        try:
+            with self.store.reading_within(_CARDS_TIMEOUT_S) as connection:
+                found = late_cards(connection, self.rate_book)
+        except StoreError as error:
+            _log.warning("whether rate cards reach back over billed requests is not known: %s", error)
+            return
+        for late in found:
+            _log.warning("%s; embergate audit will fail; %s", late, HOW_TO_MEND)
 
     @property
     def trouble(self) -> str:

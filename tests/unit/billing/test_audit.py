@@ -122,6 +122,17 @@ def test_a_card_that_was_removed_is_found(store: Store, rate_book: RateBook) -> 
     assert kinds(audit(store, book(card("another")))) == ["wrong_price"]
 
 
+def test_a_card_that_reaches_back_is_one_finding(store: Store, rate_book: RateBook) -> None:
+    store.post([record(number) for number in range(40)], rate_book)
+    report = audit(store, book(card(), card(effective_from="2026-11-30", output="9")))
+    assert [(each.kind, each.subject) for each in report.findings] == [("wrong_price", record().model)]
+    detail = report.findings[0].detail
+    assert detail.startswith("40 requests were billed with card '2026-01-01 ")
+    assert "card '2026-11-30 " in detail
+    assert f"({', '.join(record(number).request_id for number in range(5))}, ...)" in detail
+    assert "billing.rate_cards" in detail
+
+
 def test_a_later_card_changes_nothing_before_it(store: Store, rate_book: RateBook) -> None:
     store.post([record()], rate_book)
     assert audit(store, book(card(), card(effective_from="2026-12-01", output="9"))).is_clean
@@ -133,8 +144,8 @@ def test_records_without_a_card_or_an_account_are_found(store: Store, rate_book:
 
 
 def test_findings_are_bounded_and_all_counted(store: Store, rate_book: RateBook) -> None:
-    store.post([record(number) for number in range(50)], rate_book)
-    report = audit(store, book(card(output="9")), max_findings=10)
+    store.post([record(number, model="@cf/unknown") for number in range(50)], rate_book)
+    report = audit(store, rate_book, max_findings=10)
     assert (len(report.findings), report.num_findings) == (10, 50)
 
 
