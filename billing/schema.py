@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary,
 
 metadata = MetaData()
 
-HEAD_REVISION = "0004"
+HEAD_REVISION = "0005"
 """The newest migration; an up-to-date database is recognised by it without loading the migrations."""
 
 
@@ -99,6 +99,13 @@ api_tokens = Table(
     Column("revoked_at_us", BigInteger, nullable=True),
     Index("api_tokens_by_hash", "token_hash", unique=True),
     Index("api_tokens_by_account", "account_id"),
+)
+
+sign_outs = Table(
+    "sign_outs",
+    metadata,
+    _text("session_id", is_key=True),
+    _count("expires_at_us"),
 )
 
 

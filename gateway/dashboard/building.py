@@ -12,6 +12,7 @@ from billing.config import BillingConfig
 from billing.receipt_keys import KeyRing
 from billing.receipts import Receipt, find_receipt
 from billing.savings import price_lists
+from billing.sign_outs import SignOuts
 from billing.store import Store
 from gateway.auth import Authenticator
 from gateway.batches.archive import BatchArchive
@@ -51,6 +52,7 @@ def build_dashboard(
     sources = Sources(
         reader=reader,
         budgets=BudgetBook(store),
+        sign_outs=SignOuts(store),
         batches=BatchArchive(store),
         table=table,
         price_lists=price_lists(billing),

@@ -18,6 +18,7 @@ from billing.receipt_keys import KeyRing
 from billing.receipts import sign
 from billing.savings import PriceList
 from billing.savings_example import ASSUMPTIONS, published_case
+from billing.sign_outs import SignOuts, is_signed_out
 from gateway.auth import Authenticator
 from gateway.batches.archive import BatchArchive
 from gateway.config import DashboardConfig
@@ -43,6 +44,7 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
 
     reader: UsageReader
     budgets: BudgetBook
+    sign_outs: SignOuts
     batches: BatchArchive
     table: ReplicaTable
     price_lists: Sequence[PriceList]
@@ -79,14 +81,18 @@ class DashboardRoutes:
         router.add_get("/dashboard/batches", self._signed_in(self.batches))
         router.add_get("/dashboard/replicas", self._signed_in(self.replicas))
         router.add_get("/dashboard/savings", self._signed_in(self.savings))
+        router.add_get("/dashboard/", self.home)
+        router.add_get("/dashboard/{path:.+}", self._signed_in(self.unknown))
 
     # -- signing in and out --------------------------------------------------------------------------------
 
     async def sign_in_form(self, request: web.Request) -> web.Response:
         """Where an API token is shown."""
-        if await self._principal(request) is not None:
-            return _redirect(_HOME)
-        return self._sign_in_page(request)
+        try:
+            is_signed_in = await self._principal(request) is not None
+        except Refusal as refusal:
+            return self._refused(refusal)
+        return _redirect(_HOME) if is_signed_in else self._sign_in_page(request)
 
     async def sign_in(self, request: web.Request) -> web.Response:
         """Check the token, set the cookie, go where the reader wanted to."""
@@ -109,12 +115,31 @@ class DashboardRoutes:
         return response
 
     async def sign_out(self, request: web.Request) -> web.Response:
-        """Drop the cookie."""
-        form = await request.post()
+        """Drop the cookie, and end the session for whoever has a copy of it."""
+        is_short = (request.content_length or 0) <= _MAX_FORM_BYTES
+        form = await request.post() if is_short else {}
+        if not self._sessions.is_own_form(request, str(form.get(FORM_FIELD, ""))):
+            return self._pages.page(
+                "refused.html",
+                HTTPStatus.FORBIDDEN,
+                title="Not signed out",
+                message="The form was too old. You are still signed in; please sign out again.",
+                home=_HOME,
+            )
+        session = self._sessions.session(request.cookies)
+        if session is not None:
+            end, ttl_s = self._sources.sign_outs.end, self._sessions.ttl_s
+            try:
+                await self._sources.reader.call(lambda: end(session.id, ttl_s))
+            except Refusal as refusal:
+                return self._refused(refusal)
         response = _redirect(_SIGN_IN)
-        if self._sessions.is_own_form(request, str(form.get(FORM_FIELD, ""))):
-            self._sessions.end(response)
+        self._sessions.end(response)
         return response
+
+    async def home(self, request: web.Request) -> web.Response:
+        """The address with a slash at its end."""
+        return _redirect(_HOME)
 
     async def static(self, request: web.Request) -> web.Response:
         """Script and style."""
@@ -232,6 +257,12 @@ class DashboardRoutes:
             request, scope, "savings.html", example=published_case(), assumptions=ASSUMPTIONS, **view
         )
 
+    async def unknown(self, request: web.Request, scope: Scope) -> web.Response:
+        """For addresses below the dashboard that no page has."""
+        return self._page(
+            request, scope, "error.html", HTTPStatus.NOT_FOUND, message="There is no such page."
+        )
+
     # -- what all pages share ------------------------------------------------------------------------------
 
     def _signed_in(self, handler: _Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -246,20 +277,25 @@ class DashboardRoutes:
                 scope = scope_of(principal, request.query, time.time_ns() // 1_000)
                 return await handler(request, scope)
             except Refusal as refusal:
-                return self._pages.page(
-                    "refused.html", refusal.reason.status, message=refusal.message, home=_HOME
-                )
+                return self._refused(refusal)
 
         return handle
 
+    def _refused(self, refusal: Refusal) -> web.Response:
+        return self._pages.page(
+            "refused.html", refusal.reason.status, title="Not now", message=refusal.message, home=_HOME
+        )
+
     async def _principal(self, request: web.Request) -> Principal | None:
-        token_hash = self._sessions.token_hash(request.cookies)
-        if token_hash is None:
+        session = self._sessions.session(request.cookies)
+        if session is None:
             return None
-        principal = await self._authenticator.recognize(token_hash)
+        principal = await self._authenticator.recognize(session.token_hash)
         if principal is None or ANALYTICS_PERMISSION not in principal.permissions:
             return None
-        return principal
+        session_id = session.id
+        is_over = await self._sources.reader.read(lambda connection: is_signed_out(connection, session_id))
+        return None if is_over else principal
 
     def _page(
         self,

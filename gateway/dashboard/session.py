@@ -1,8 +1,9 @@
-"""Who is signed in, in signed cookies: nothing is kept on the server.
+"""Who is signed in, in signed cookies: only sessions that were ended are kept on the server.
 
-The session cookie holds the SHA-256 of the API token and when it was made. The token is looked up with
-every page, so one that is revoked is signed out within seconds. Forms carry a signed value that must equal
-a cookie's, and a post that a browser says comes from another site is refused before that.
+The session cookie holds an id, the SHA-256 of the API token and when it was made. Token and id are looked up
+with every page, so one that is revoked is signed out within seconds, and so is a copy of a cookie when its
+owner signs out. Forms carry a signed value that must equal a cookie's, and a post that a browser says comes
+from another site is refused before that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 
+import msgspec
 from aiohttp import web
 from itsdangerous import BadSignature, URLSafeTimedSerializer
 
@@ -25,33 +27,40 @@ _FORM_TTL_S = 86_400
 _HASH_BYTES = 32
 
 
+class Session(msgspec.Struct, frozen=True):
+    """Somebody who signed in, and the hash of the API token that was shown."""
+
+    id: str
+    token_hash: bytes
+
+
 class Sessions:
     """Makes and checks the cookies. Immutable; ``secret`` is shared by all gateways of one installation."""
 
     def __init__(self, secret: str, *, ttl_s: int, is_secure: bool) -> None:
         """``is_secure``: only over HTTPS."""
-        self._ttl_s = ttl_s
+        self.ttl_s = ttl_s
         self._is_secure = is_secure
         self._sessions = _serializer(secret, "session")
         self._forms = _serializer(secret, "form")
 
     def begin(self, response: web.StreamResponse, token_hash: bytes) -> None:
         """Sign in whoever gets ``response``."""
-        value = self._sessions.dumps(urlsafe_b64encode(token_hash).decode())
-        self._set(response, SESSION_COOKIE, value, self._ttl_s)
+        value = self._sessions.dumps([secrets.token_urlsafe(16), urlsafe_b64encode(token_hash).decode()])
+        self._set(response, SESSION_COOKIE, value, self.ttl_s)
 
     def end(self, response: web.StreamResponse) -> None:
-        """Sign out."""
+        """Forget the cookie; see :mod:`billing.sign_outs` for copies of it."""
         response.del_cookie(SESSION_COOKIE, path=_PATH)
 
-    def token_hash(self, cookies: Mapping[str, str]) -> bytes | None:
-        """The hash of the API token that was shown, None when nobody is signed in (any more)."""
+    def session(self, cookies: Mapping[str, str]) -> Session | None:
+        """The session of a valid cookie, None without one. Whether it was ended, the caller looks up."""
         try:
-            text = self._sessions.loads(cookies.get(SESSION_COOKIE, ""), max_age=self._ttl_s)
+            session_id, text = self._sessions.loads(cookies.get(SESSION_COOKIE, ""), max_age=self.ttl_s)
             token_hash = urlsafe_b64decode(text)
         except (BadSignature, ValueError, TypeError):
             return None
-        return token_hash if len(token_hash) == _HASH_BYTES else None
+        return Session(session_id, token_hash) if len(token_hash) == _HASH_BYTES else None
 
     def form_token(self, cookies: Mapping[str, str]) -> str:
         """The value for a page's forms; give it to :meth:`set_form_token` as well."""

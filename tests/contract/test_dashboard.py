@@ -13,6 +13,7 @@ import pytest
 from billing.accounts import AccountDirectory
 from billing.usage import UsageRecord
 from gateway.config import DashboardConfig
+from gateway.dashboard.session import SESSION_COOKIE
 from tests.contract.test_usage_api import BLIND_TOKEN, OPERATOR_TOKEN, Start, books
 from tests.support.gateway_harness import OTHER_TOKEN, TOKEN, Harness, gateway_config, open_books
 
@@ -146,10 +147,43 @@ async def test_posts_from_elsewhere_change_nothing(visitor: Visitor) -> None:
     assert (await visitor.post("/dashboard/sign-in", fields | {"form_token": "forged"}))[0] == 403
     assert (await visitor.post("/dashboard/sign-in", {"token": TOKEN}))[0] == 403
     assert (await visitor.post("/dashboard/sign-in", fields))[0] == 303
-    await visitor.post("/dashboard/sign-out", {"form_token": "forged"})
+    for fields in ({"form_token": "forged"}, {}):
+        status, headers, text = await visitor.post("/dashboard/sign-out", fields)
+        assert (status, headers["content-type"]) == (403, "text/html; charset=utf-8")
+        assert "still signed in" in text
     assert (await visitor.get("/dashboard"))[0] == 200
     await visitor.post("/dashboard/sign-out", {"form_token": await visitor.form_token("/dashboard")})
     assert (await visitor.get("/dashboard"))[0] == 303
+
+
+async def test_a_copied_cookie_ends_with_its_session(
+    visitor: Visitor, gateway: Harness, start_gateway: Start
+) -> None:
+    await visitor.sign_in(TOKEN)
+    [copied] = [each.value for each in visitor.session.cookie_jar if each.key == SESSION_COOKIE]
+    other = Visitor(gateway)
+    other.session.cookie_jar.update_cookies({SESSION_COOKIE: copied})
+    assert (await other.get("/dashboard"))[0] == 200
+    await visitor.post("/dashboard/sign-out", {"form_token": await visitor.form_token("/dashboard")})
+    assert (await other.get("/dashboard"))[0] == 303
+    await visitor.sign_in(TOKEN)  # another session of the same token is not concerned
+    assert (await visitor.get("/dashboard"))[0] == 200
+    await gateway.stop()
+    other.base = (await start_gateway(gateway_config())).root("")
+    assert (await other.get("/dashboard"))[0] == 303  # neither a restart nor another gateway forgets
+    await other.session.close()
+
+
+async def test_addresses_that_no_page_has(visitor: Visitor) -> None:
+    for path in ("/dashboard/nope", "/dashboard/requests/a/b"):
+        assert (await visitor.get(path))[0] == 303
+    await visitor.sign_in(TOKEN)
+    for path in ("/dashboard/nope", "/dashboard/requests/a/b"):
+        status, headers, text = await visitor.get(path)
+        assert (status, headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert "There is no such page." in text
+    status, headers, _ = await visitor.get("/dashboard/")
+    assert (status, headers["location"]) == (303, "/dashboard")
 
 
 async def test_signing_in_leads_only_to_own_pages(visitor: Visitor) -> None:

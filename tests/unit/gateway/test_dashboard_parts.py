@@ -30,26 +30,38 @@ def cookie_of(made: Sessions) -> str:
     return response.cookies[SESSION_COOKIE].value
 
 
+def token_hash_of(made: Sessions, cookie: str) -> bytes:
+    found = made.session({SESSION_COOKIE: cookie})
+    assert found is not None
+    return found.token_hash
+
+
 class TestSessions:
     def test_a_session_holds_the_hash(self) -> None:
-        assert sessions().token_hash({SESSION_COOKIE: cookie_of(sessions())}) == HASH
+        assert token_hash_of(sessions(), cookie_of(sessions())) == HASH
+
+    def test_every_session_has_its_own_id(self) -> None:
+        found = [sessions().session({SESSION_COOKIE: cookie_of(sessions())}) for _ in range(2)]
+        assert found[0] is not None
+        assert found[1] is not None
+        assert found[0].id != found[1].id
 
     @pytest.mark.parametrize("cookie", ["", "x", "a.b.c"])
     def test_anything_else_is_nobody(self, cookie: str) -> None:
-        assert sessions().token_hash({SESSION_COOKIE: cookie}) is None
-        assert sessions().token_hash({}) is None
+        assert sessions().session({SESSION_COOKIE: cookie}) is None
+        assert sessions().session({}) is None
 
     def test_a_changed_cookie_or_another_secret_is_nobody(self) -> None:
         cookie = cookie_of(sessions())
-        assert sessions().token_hash({SESSION_COOKIE: "A" + cookie[1:]}) is None
-        assert sessions(secret="another").token_hash({SESSION_COOKIE: cookie}) is None
+        assert sessions().session({SESSION_COOKIE: "A" + cookie[1:]}) is None
+        assert sessions(secret="another").session({SESSION_COOKIE: cookie}) is None
 
     def test_it_expires(self) -> None:
         cookie = cookie_of(sessions())
-        assert sessions(ttl_s=-1).token_hash({SESSION_COOKIE: cookie}) is None
+        assert sessions(ttl_s=-1).session({SESSION_COOKIE: cookie}) is None
 
     def test_a_form_value_is_no_session(self) -> None:
-        assert sessions().token_hash({SESSION_COOKIE: sessions().form_token({})}) is None
+        assert sessions().session({SESSION_COOKIE: sessions().form_token({})}) is None
 
     @pytest.mark.parametrize("is_secure", [True, False])
     def test_the_cookie_keeps_to_itself(self, is_secure: bool) -> None:
