@@ -29,6 +29,10 @@ _COMMANDS = {
     "audit": ("embergate.commands.audit:audit", "Prove that usage, prices and ledger agree."),
     "batches": ("embergate.commands.batches:batches", "Look at asynchronous batches, and cancel them."),
     "models": ("embergate.commands.models:models", "List the catalog, prepare models, plan large ones."),
+    "trace": (
+        "embergate.commands.trace:trace",
+        "Record usage as a trace that can be replayed and simulated.",
+    ),
     "simulate": (
         "embergate.commands.simulate:simulate",
         "Simulate a fleet: policies, sizes, failures, cost.",
