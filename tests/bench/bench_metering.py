@@ -152,9 +152,9 @@ def _render(results: Sequence[Measurement], recorded: dict[str, int], rounds: in
         f"`python -m tests.bench.bench_metering --rounds {rounds}` on a busy machine of two cores "
         f"({platform.machine()}, Python {platform.python_version()}):",
         "the gateway on one core, upstream, load client and database server on the other. Shares are medians",
-        "(least to greatest) of ratios to the neighbouring slice of the gateway with metering off. CPU is the",
-        "gateway's own, per request: above 1 means that metering costs that much more. What is posted after a",
-        "slice falls into the next one, which is another gateway's; every other round turns the order round.",
+        "(least to greatest) of ratios to the neighbouring slice of the gateway with metering off. CPU is",
+        "the gateway's own, per request: above 1 means that metering costs that much more. What is posted",
+        "after a slice falls into the next, another gateway's; every other round turns the order round.",
         "",
         "| scenario | unmetered requests/s | SQLite | PostgreSQL | SQLite, CPU | PostgreSQL, CPU |",
         "|---|---|---|---|---|---|",
