@@ -11,17 +11,28 @@ _PLACES = ((NANOS_PER_UNIT, 2), (NANOS_PER_UNIT // 100, 4), (0, 6))
 _DASH = "–"
 
 
+def symbol(currency: str) -> str:
+    """What stands before an amount: ``$``, or the code and a space."""
+    return _SYMBOLS.get(currency, f"{currency} ")
+
+
+def exact_money(nanos: int, currency: str) -> str:
+    """To the last digit of the ledger: ``$0.000350000``."""
+    whole, fraction = divmod(abs(nanos), NANOS_PER_UNIT)
+    return f"{'-' if nanos < 0 else ''}{symbol(currency)}{whole:,}.{fraction:09d}"
+
+
 def money(nanos: int, currency: str) -> str:
     """From a dollar on ``$1,234.50``, from a cent on ``$0.1234``, below ``$0.000350``."""
-    symbol = _SYMBOLS.get(currency, f"{currency} ")
+    mark = symbol(currency)
     sign = "-" if nanos < 0 else ""
     size = abs(nanos)
     if 0 < size < NANOS_PER_UNIT // 2_000_000:
-        return f"{sign}<{symbol}0.000001"
+        return f"{sign}<{mark}0.000001"
     places = next(places for least, places in _PLACES if size >= least or size == 0)
     units = round_half_even(size, NANOS_PER_UNIT // 10**places)
     whole, fraction = divmod(units, 10**places)
-    return f"{sign}{symbol}{whole:,}.{fraction:0{places}d}"
+    return f"{sign}{mark}{whole:,}.{fraction:0{places}d}"
 
 
 def count(value: int) -> str:
@@ -44,8 +55,10 @@ def milliseconds(value: float | None) -> str:
 
 
 def speed(value: float | None) -> str:
-    """``24.5 tok/s``; a dash for None."""
-    return _DASH if value is None else f"{value:,.1f}\N{NO-BREAK SPACE}tok/s"
+    """``24.5 tok/s``, from a hundred on ``1,240 tok/s``; a dash for None."""
+    if value is None:
+        return _DASH
+    return f"{value:,.{1 if value < 100 else 0}f}\N{NO-BREAK SPACE}tok/s"
 
 
 def moment(instant_us: int | None) -> str:

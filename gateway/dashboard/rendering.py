@@ -48,6 +48,7 @@ class Pages:
         )
         self._environment.filters |= {
             "money": partial(formats.money, currency=currency),
+            "exact": partial(formats.exact_money, currency=currency),
             "count": formats.count,
             "share": formats.share,
             "ms": formats.milliseconds,
@@ -55,6 +56,7 @@ class Pages:
             "moment": formats.moment,
             "age": formats.age,
         }
+        self._environment.globals["symbol"] = formats.symbol(currency)
 
     def page(self, template: str, status: int = 200, **view: Any) -> web.Response:
         """An HTML answer."""

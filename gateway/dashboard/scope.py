@@ -14,7 +14,7 @@ from billing.usage import STATUSES
 
 RANGES: Mapping[str, tuple[str, int, Dimension]] = {
     "24h": ("24 hours", MICROS_PER_DAY, "hour"),
-    "7d": ("7 days", 7 * MICROS_PER_DAY, "hour"),
+    "7d": ("7 days", 7 * MICROS_PER_DAY, "day"),
     "30d": ("30 days", 30 * MICROS_PER_DAY, "day"),
     "90d": ("90 days", 90 * MICROS_PER_DAY, "day"),
     "365d": ("a year", 365 * MICROS_PER_DAY, "day"),

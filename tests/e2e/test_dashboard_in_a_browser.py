@@ -35,6 +35,11 @@ pytestmark = [
 
 WIDE, NARROW = 1280, 390
 _WAIT_S = 10
+_CUT = """
+return [...document.querySelectorAll("nav, .tabs, .scroll:not(details *), .tile dd")]
+    .filter(each => each.offsetParent && each.scrollWidth > each.clientWidth + 1)
+    .map(each => `${each.tagName} ${each.ariaLabel ?? each.id}`)
+"""
 
 
 class Pages:
@@ -74,6 +79,8 @@ class Pages:
         chromium.set_view(self.driver, width=width, height=900, is_dark=is_dark)
         time.sleep(0.3)
         sizes = self.driver.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+        cut = self.driver.execute_script(_CUT)
+        assert cut == [], f"{name}: only a sideways scroll shows all of {cut}"
         assert sizes[0] <= sizes[1] == width, f"{name} is {sizes[0]} wide on a screen of {sizes[1]}"
         chromium.full_page(self.driver, self._pictures / f"{name}.png", width=width, is_dark=is_dark)
         chromium.set_view(self.driver, width=WIDE, height=900)
@@ -237,12 +244,14 @@ def requests(pages: Pages) -> None:
     assert pages.text("#cost") == money(receipt["amount_nanos"])
     assert pages.text("#neurons") == f"{receipt['neurons_e4'] / 10_000:.4f}"
     assert [(cells[1], cells[3]) for cells in pages.rows("lines")] == [
-        (f"{line['num_tokens']:,}", money(line["amount_nanos"])) for line in receipt["lines"]
+        (f"{line['num_tokens']:,}", formats.exact_money(line["amount_nanos"], "USD"))
+        for line in receipt["lines"]
     ]
     pages.picture("dashboard-request")
     pages.picture("dashboard-request-phone", width=NARROW)
     pages.open("/dashboard/requests?range=30d")
     pages.picture("dashboard-requests")
+    pages.picture("dashboard-requests-phone", width=NARROW)
     newest = pages.rows("requests")
     pages.driver.find_element(By.CSS_SELECTOR, "a[rel=next]").click()
     pages.wait_for("#requests")
@@ -261,6 +270,7 @@ def savings(pages: Pages) -> None:
     assert pages.text("#saved") == money(sum(each["discount_nanos"] for each in totals))
     assert "$2,399,145.00" in pages.rows("example")[0]
     pages.picture("dashboard-savings")
+    pages.picture("dashboard-savings-phone", width=NARROW)
 
 
 def batches(pages: Pages) -> None:

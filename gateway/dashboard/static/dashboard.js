@@ -8,7 +8,7 @@
   const theme = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
   const units = {
-    money: (value) => (value >= 1 ? value.toFixed(2) : value === 0 ? "0" : Number(value.toPrecision(3)).toString()),
+    money: (value) => (value >= 1 ? value.toFixed(2) : Number(value.toPrecision(3)).toFixed(9).replace(/\.?0+$/, "")),
     share: (value) => `${Math.round(value * 1000) / 10}%`,
     ms: (value) => (value >= 1000 ? `${(value / 1000).toFixed(1)} s` : `${Math.round(value)} ms`),
     speed: (value) => value.toFixed(value < 10 ? 1 : 0),
@@ -50,7 +50,7 @@
         stroke: colour,
         fill: each.colour === "ghost" ? resolved(faded(theme("ghost"), 55)) : colour,
         width: 0,
-        paths: uPlot.paths.bars({ size: [0.72, 44], radius: 0.12 }),
+        paths: uPlot.paths.bars({ size: [0.72, 44, 3], radius: 0.12 }),
         points: { show: false },
       };
     }
@@ -62,9 +62,13 @@
     };
   };
 
+  // Room for the longest label of an axis, so that small sums are not cut.
+  const widthOf = (_plot, labels) => Math.max(50, ...(labels ?? []).map((label) => 20 + 7 * label.length));
+
   const draw = (place) => {
     const data = JSON.parse(document.getElementById(`data-${place.dataset.chart}`).textContent);
-    const format = units[data.unit];
+    const symbol = data.unit === "money" ? place.dataset.symbol : "";
+    const format = (value) => symbol + units[data.unit](value);
     const axis = {
       stroke: resolved(theme("muted")),
       grid: { stroke: resolved(theme("line")), width: 1 },
@@ -82,7 +86,7 @@
       },
       axes: [
         { ...axis, space: 64, values: days },
-        { ...axis, size: 58, values: (_plot, ticks) => ticks.map(format) },
+        { ...axis, size: widthOf, values: (_plot, ticks) => ticks.map(format) },
       ],
       cursor: { points: { size: 7 }, drag: { x: false, y: false } },
       legend: { live: true },

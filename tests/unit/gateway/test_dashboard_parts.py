@@ -148,7 +148,13 @@ def test_money(nanos: int, text: str) -> None:
     assert formats.money(nanos, "CHF") == text.replace("$", "CHF ")
 
 
+def test_exact_money() -> None:
+    assert formats.exact_money(648, "USD") == "$0.000000648"
+    assert formats.exact_money(-1_234_567_890_123, "CHF") == "-CHF 1,234.567890123"
+
+
 def test_other_formats() -> None:
+    assert (formats.speed(24.46), formats.speed(8_768.2)) == ("24.5\xa0tok/s", "8,768\xa0tok/s")
     assert formats.milliseconds(None) == formats.speed(None) == formats.moment(None) == "–"
     assert (formats.milliseconds(340.4), formats.milliseconds(1_240.0)) == ("340\xa0ms", "1.24\xa0s")
     assert (formats.age(45), formats.age(750), formats.age(9_000), formats.age(200_000)) == (
