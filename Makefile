@@ -50,7 +50,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help install up down status logs model test test-fast fast-tests test-kernels gpu-check test-billing-million test-parallel test-postgres test-clients bench-engine bench-model \
-        bench-gateway verify-kimi load replay bill-check soak \
+        bench-gateway bench-simulator verify-kimi load replay bill-check soak \
         simulate fmt lint type arch docs
 
 help: ## List the verbs.
@@ -163,6 +163,9 @@ bench-model: $(VENV)/.installed-dev ## Measure the parts of one layer, tiny and 
 
 bench-gateway: $(VENV)/.installed-dev ## Measure the gateway.
 	@$(BIN)/python -m tests.bench.bench_gateway
+
+bench-simulator: $(VENV)/.installed-dev model ## Play a trace on two live replicas and in the simulator; compare (five minutes).
+	@$(BIN)/python -m tests.bench.bench_simulator
 
 verify-kimi: $(VENV)/.installed model ## Verify a served Kimi from outside: the tiny one, or VERIFY_ARGS="--url ... --token ... --model ...".
 	@$(BIN)/python -m loadtest.verify_kimi $(VERIFY_ARGS)
