@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -15,37 +12,17 @@ from typing import Any
 import pytest
 
 from tests.support.client_installation import ClientInstallation
-from tests.support.client_packages import ROOT, SOURCES, ClientPackages, plain_environment
+from tests.support.client_packages import ClientPackages
 from tests.support.installation import ALIAS, MODEL
-from tests.support.ports import free_port
-from tests.support.worker import wait_for
+from tests.support.wrangler_dev import (
+    PLUGIN,
+    documented_config,
+    wrangler_command,
+    wrangler_dev,
+    wrangler_environment,
+)
 
-PLUGIN = ROOT / "deploy" / "wrangler"
-NOWHERE = "http://127.0.0.1:9"
 MESSAGES = [{"role": "user", "content": "Name a city."}]
-
-
-def documented_config() -> dict[str, Any]:
-    """The wrangler.jsonc of the README, with this test's script."""
-    block = re.search(r"```jsonc\n(.*?)```", (PLUGIN / "README.md").read_text(), re.DOTALL)
-    assert block is not None
-    config: dict[str, Any] = json.loads(block.group(1))
-    return config | {"main": "chat.js"}
-
-
-def environment(home: Path, **variables: str) -> dict[str, str]:
-    """No account of Cloudflare's, no way out to its API, and no terminal."""
-    return plain_environment(
-        HOME=str(home),
-        XDG_CONFIG_HOME=str(home / "config"),
-        WRANGLER_SEND_METRICS="false",
-        WRANGLER_LOG_PATH=str(home / "logs"),
-        HTTP_PROXY=NOWHERE,
-        HTTPS_PROXY=NOWHERE,
-        NO_PROXY="127.0.0.1,localhost",
-        CI="1",
-        **variables,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -54,32 +31,8 @@ def dev(
 ) -> Iterator[str]:
     """The address of a Worker under ``wrangler dev``."""
     project = tmp_path_factory.mktemp("project")
-    packages.link("embergate-wrangler", PLUGIN)
-    (project / "chat.js").write_text((SOURCES / "workers" / "chat.js").read_text())
-    (project / "wrangler.jsonc").write_text(json.dumps(documented_config()))
-    port = free_port()
-    command = [
-        packages.node,
-        str(packages.npm / "node_modules" / "wrangler" / "bin" / "wrangler.js"),
-        *("dev", "--ip", "127.0.0.1", "--port", str(port), "--inspector-port", str(free_port())),
-    ]
-    log = project / "wrangler.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=project,
-            env=environment(project, CLOUDFLARE_API_BASE_URL=NOWHERE, **installation.environment_of()),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        wait_for(f"http://127.0.0.1:{port}", process, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(20)
+    with wrangler_dev(packages, "chat.js", project, installation.environment_of()) as url:
+        yield url
 
 
 def chat(url: str, session: str) -> list[Any]:
@@ -129,11 +82,10 @@ def test_wrangler_itself_can_ask(
         "CLOUDFLARE_API_TOKEN": account.api_token,
         "CLOUDFLARE_ACCOUNT_ID": account.account_id,
     }
-    wrangler = str(packages.npm / "node_modules" / "wrangler" / "bin" / "wrangler.js")
     done = subprocess.run(
-        [packages.node, wrangler, *command],
+        wrangler_command(packages, *command),
         cwd=tmp_path,
-        env=environment(tmp_path, **variables),
+        env=wrangler_environment(tmp_path, **variables),
         capture_output=True,
         text=True,
         timeout=120,
