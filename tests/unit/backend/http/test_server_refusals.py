@@ -238,7 +238,13 @@ class TestState:
         health = await replica.call("GET", "/health")
         assert (health.status, health.json) == (
             200,
-            {"status": "ready", "replica_id": "replica-0", "model": "@cf/test/model"},
+            {
+                "status": "ready",
+                "replica_id": "replica-0",
+                "model": "@cf/test/model",
+                "stage": "",
+                "fraction": 1.0,
+            },
         )
 
     async def test_draining_is_reversible_and_lets_requests_finish(self, replica: Replica) -> None:
