@@ -128,7 +128,7 @@ model: $(VENV)/.installed ## Prepare the embedded model in both forms.
 test: $(VENV)/.installed-dev model lint type arch ## Run every check and the whole test suite, installing what it needs.
 	$(BIN)/pytest -q $(PYTEST_ARGS)
 
-test-fast: ## Run the quick checks and tests, installing nothing; under two minutes.
+test-fast: ## Run the quick checks and tests, installing nothing.
 	@test -x $(BIN)/pytest || { echo "The development packages are missing: run 'make test' once." >&2; exit 1; }
 	@$(MAKE) --no-print-directory --output-sync=target -j2 lint arch type fast-tests
 
