@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections import Counter
 from typing import Any
 
 import psutil
@@ -14,6 +13,7 @@ import pytest
 from tests.support.chat import Outcome
 from tests.support.installation import Installation
 from tests.support.load import Load
+from tests.support.settled import settled_usage
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.model, pytest.mark.slow]
@@ -66,18 +66,10 @@ async def test_a_killed_supervisor_takes_its_processes_along(installation: Insta
 async def assert_books_are_right(installation: Installation, load: Load) -> None:
     """Every answer that a client saw the end of is in the ledger, once, with the figures that it saw."""
 
-    async def posted() -> dict[str, Any]:
-        rows = await asyncio.to_thread(installation.run_json, "usage", "--by", "request")
-        assert max(Counter(row["key"] for row in rows["rows"]).values()) == 1
-        return {row["key"]: row for row in rows["rows"]}
-
+    rows = (await asyncio.to_thread(settled_usage, installation, "--by", "request"))["rows"]
+    by_id: dict[str, dict[str, Any]] = {row["key"]: row for row in rows}
+    assert len(by_id) == len(rows)
     seen = [outcome for outcome in load.outcomes if outcome.is_complete]
-    by_id = await posted()
-    for _ in range(20):
-        if all(outcome.request_id in by_id for outcome in seen):
-            break
-        await asyncio.sleep(0.5)
-        by_id = await posted()
     missing = [outcome.request_id for outcome in seen if outcome.request_id not in by_id]
     assert missing == []
     for outcome in seen:

@@ -12,6 +12,7 @@ import pytest
 from tests.support.chat import Outcome
 from tests.support.installation import Installation
 from tests.support.load import Load
+from tests.support.settled import settled_usage
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.model, pytest.mark.slow]
@@ -54,9 +55,9 @@ async def test_no_short_answer_looks_whole_and_service_recovers_by_itself(
     assert all(outcome.error for outcome in failed)
     assert all(outcome.request_id for outcome in outcomes)
 
+    rows = await asyncio.to_thread(settled_usage, installation, "--by", "request")
     audit = await asyncio.to_thread(installation.run, "audit")
     assert audit.returncode == 0, audit.stdout + audit.stderr
-    rows = await asyncio.to_thread(installation.run_json, "usage", "--by", "request")
     by_id = {row["key"]: row for row in rows["rows"]}
     for outcome in outcomes:
         row = by_id[outcome.request_id]

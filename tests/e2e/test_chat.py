@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from tests.support.chat import ChatClient, Outcome, converse
-from tests.support.installation import ALIAS, MODEL, Installation, totals_of
+from tests.support.installation import ALIAS, MODEL, Installation
+from tests.support.settled import settled_totals
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
 
@@ -68,7 +69,7 @@ async def test_a_native_stream_ends_in_a_native_tail_and_an_openai_stream_does_n
 
 
 async def test_a_second_turn_is_cached_and_every_book_says_the_same(installation: Installation) -> None:
-    before = await totals_of(installation)
+    before = await settled_totals(installation)
     async with ChatClient(installation.account) as client:
         questions = ["Which district is in the centre?", "And which one is last?"]
         first, second = await converse(
@@ -80,7 +81,7 @@ async def test_a_second_turn_is_cached_and_every_book_says_the_same(installation
     assert second.prompt_tokens > 250
     assert second.replica == first.replica
     assert second.cached_tokens >= first.prompt_tokens // 16 * 16 - 16
-    after = await totals_of(installation, before["num_requests"] + 2)
+    after = await settled_totals(installation, before["num_requests"] + 2)
     assert after["prompt_tokens"] - before["prompt_tokens"] == both(first, second, "prompt_tokens")
     assert after["completion_tokens"] - before["completion_tokens"] == both(
         first, second, "completion_tokens"

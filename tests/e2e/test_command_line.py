@@ -11,6 +11,7 @@ import pytest
 
 from embergate.commands.up import first_request
 from tests.support.installation import ALIAS, EMBEDDINGS, MODEL, ROOT, Installation
+from tests.support.settled import settled_usage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
 
@@ -88,7 +89,7 @@ def test_the_bill_adds_up(installation: Installation) -> None:
 
 @pytest.mark.parametrize("by", ["model", "session", "day", "account", "request"])
 def test_usage_sums_to_the_same_total_however_it_is_grouped(installation: Installation, by: str) -> None:
-    answer = installation.run_json("usage", "--by", by, "--since", "7d")
+    answer = settled_usage(installation, "--by", by, "--since", "7d")
     assert sum(row["amount_nanos"] for row in answer["rows"]) == answer["total"]["amount_nanos"]
     assert installation.run("usage", "--by", by).returncode == 0
 

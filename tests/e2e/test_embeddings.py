@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.installation import EMBEDDINGS, Installation
+from tests.support.settled import settled_usage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
 
@@ -45,7 +46,7 @@ def test_vectors_mean_something_and_are_the_same_on_all_surfaces(installation: I
         assert entry["embedding"] == pytest.approx(vector, abs=1e-5)
     assert plain["model"] == EMBEDDINGS
     assert plain["usage"] == native["result"]["usage"]
-    rows = installation.run_json("usage", "--by", "model")["rows"]
+    rows = settled_usage(installation, "--by", "model")["rows"]
     (row,) = (row for row in rows if row["key"] == EMBEDDINGS)
     assert row["num_requests"] == 2
     assert row["prompt_tokens"] == 2 * plain["usage"]["prompt_tokens"]

@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from tests.support.chat import ChatClient, Outcome, converse
-from tests.support.installation import ALIAS, Installation, totals_of
+from tests.support.installation import ALIAS, Installation
+from tests.support.settled import settled_totals
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
 
@@ -35,7 +36,7 @@ def ceiling_of(conversation: list[Outcome]) -> int:
 
 
 async def test_forty_sessions_of_five_turns(installation: Installation) -> None:
-    before = await totals_of(installation)
+    before = await settled_totals(installation)
     async with ChatClient(installation.account, timeout_s=280) as client:
         conversations = await asyncio.gather(
             *(
@@ -67,7 +68,7 @@ async def test_forty_sessions_of_five_turns(installation: Installation) -> None:
     share = num_cached / num_prompt
     assert abs(ceiling - share) < 0.03, f"cached {share:.1%}, ceiling {ceiling:.1%}"
 
-    after = await totals_of(installation, before["num_requests"] + NUM_SESSIONS * NUM_TURNS)
+    after = await settled_totals(installation, before["num_requests"] + NUM_SESSIONS * NUM_TURNS)
     assert after["prompt_tokens"] - before["prompt_tokens"] == num_prompt
     assert after["cached_prompt_tokens"] - before["cached_prompt_tokens"] == num_cached
     audit = await asyncio.to_thread(installation.run, "audit")

@@ -17,7 +17,8 @@ from PIL import Image
 
 from tests.support.chat import ChatClient, Outcome
 from tests.support.example_runs import DIFF, billed, run_example
-from tests.support.installation import MODEL, ROOT, Installation, totals_of
+from tests.support.installation import MODEL, ROOT, Installation
+from tests.support.settled import settled_totals
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
 
@@ -66,7 +67,7 @@ def counts(outcome: Outcome) -> tuple[int, int]:
 
 
 async def test_it_answers_on_both_surfaces_whole_and_streamed(tiny: Installation) -> None:
-    before = await totals_of(tiny)
+    before = await settled_totals(tiny)
     async with ChatClient(tiny.account) as client:
         outcomes = [
             await ask(TINY, QUESTION, stream=is_stream, **SHORT)
@@ -80,7 +81,7 @@ async def test_it_answers_on_both_surfaces_whole_and_streamed(tiny: Installation
     # Seven tokens at least are the template's: role, name and middle of both turns, end of turn, <think>.
     assert outcomes[0].prompt_tokens > 10
     assert len({counts(outcome) for outcome in outcomes}) == 1
-    after = await totals_of(tiny, before["num_requests"] + 4)
+    after = await settled_totals(tiny, before["num_requests"] + 4)
     assert after["prompt_tokens"] - before["prompt_tokens"] == 4 * outcomes[0].prompt_tokens
     assert after["completion_tokens"] - before["completion_tokens"] == 4 * outcomes[0].completion_tokens
     assert after["amount_nanos"] > before["amount_nanos"]
@@ -99,7 +100,7 @@ async def test_tools_are_taken_in_and_cost_prompt_tokens(tiny: Installation) -> 
 
 
 async def test_images_are_seen_and_counted_on_both_surfaces_whole_and_streamed(tiny: Installation) -> None:
-    before = await totals_of(tiny)
+    before = await settled_totals(tiny)
     messages = about(picture("red"))
     async with ChatClient(tiny.account) as client:
         plain = await client.complete(TINY, [messages[0], QUESTION[0]], **SHORT)
@@ -114,7 +115,7 @@ async def test_images_are_seen_and_counted_on_both_surfaces_whole_and_streamed(t
         assert outcome.usage["prompt_tokens_details"]["image_tokens"] == 64
         assert 64 < outcome.prompt_tokens - plain.prompt_tokens < 84
     assert len({(counts(outcome), outcome.text) for outcome in outcomes}) == 1
-    after = await totals_of(tiny, before["num_requests"] + 5)
+    after = await settled_totals(tiny, before["num_requests"] + 5)
     num_images = sum(outcome.prompt_tokens for outcome in outcomes)
     assert after["prompt_tokens"] - before["prompt_tokens"] == num_images + plain.prompt_tokens
     assert tiny.run("audit").returncode == 0

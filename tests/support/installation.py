@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -143,20 +142,3 @@ class Installation:
             f"== {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:])
             for path in sorted(self.layout.logs_dir.glob("*.log"))
         )
-
-
-async def totals_of(installation: Installation, num_requests: int | None = None) -> dict[str, Any]:
-    """The development account's whole usage, once it counts ``num_requests``.
-
-    The ledger follows the durable journal within a fraction of a second; this waits ten.
-    """
-    for _ in range(20):
-        answer = await asyncio.to_thread(
-            installation.run_json, "usage", "--account", installation.account.account_id
-        )
-        if num_requests is None or answer["total"]["num_requests"] >= num_requests:
-            break
-        await asyncio.sleep(0.5)
-    total: dict[str, Any] = answer["total"]
-    assert num_requests is None or total["num_requests"] == num_requests, total
-    return total
