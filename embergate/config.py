@@ -274,8 +274,13 @@ class Config(_Section, frozen=True, kw_only=True):
             **alike,
         )
 
-    def backend_config(self, index: int, *, model_path: Path, pool_token: str) -> BackendConfig:
+    def backend_config(
+        self, index: int, *, model_path: Path, pool_token: str, replica_id: str = ""
+    ) -> BackendConfig:
         """The configuration of local replica ``index`` (from 0), which loads ``model_path``.
+
+        Args:
+            replica_id: its name where a gateway elsewhere knows it by another (``replicas.addresses``).
 
         Raises:
             ConfigError: when ``replicas.count`` has no such replica.
@@ -293,7 +298,7 @@ class Config(_Section, frozen=True, kw_only=True):
             if field.name not in OWN_FIELDS
         }
         own = BackendConfig(
-            replica_id=self.local_addresses()[index].id,
+            replica_id=replica_id or self.local_addresses()[index].id,
             model=ModelSource(
                 path=str(model_path),
                 served_as=model.id,

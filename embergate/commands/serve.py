@@ -52,9 +52,12 @@ def gateway(settings: Settings) -> None:
 @click.option(
     "--index", type=click.IntRange(min=0), default=0, show_default=True, help="Which local replica."
 )
+@click.option(
+    "--id", "replica_id", metavar="NAME", help="What gateways elsewhere call it in replicas.addresses."
+)
 @with_settings
 @click.pass_context
-def replica(context: click.Context, settings: Settings, index: int) -> None:
+def replica(context: click.Context, settings: Settings, index: int, replica_id: str | None) -> None:
     """Run one local replica."""
     _hold(settings.config.replicas.shutdown_grace_s)
     from backend.__main__ import run
@@ -62,7 +65,10 @@ def replica(context: click.Context, settings: Settings, index: int) -> None:
     with voice() as speaker:
         model_path = resolve_model(settings, speaker)
     pool_token = load_or_create(DataLayout(settings.data_dir).secrets_dir, POOL_TOKEN)
-    context.exit(run(settings.config.backend_config(index, model_path=model_path, pool_token=pool_token)))
+    config = settings.config.backend_config(
+        index, model_path=model_path, pool_token=pool_token, replica_id=replica_id or ""
+    )
+    context.exit(run(config))
 
 
 @serve.command()
