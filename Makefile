@@ -37,8 +37,9 @@ VERIFY_ARGS ?=
 # make test-kernels KERNEL_ARGS="--write docs/reports/kernels.md"; make gpu-check GPU_ARGS="--write docs/reports/kernels-gpu.md".
 KERNEL_ARGS ?=
 GPU_ARGS ?=
-# Further arguments for pytest, such as PYTEST_ARGS="-k routing".
+# Further arguments for pytest, such as PYTEST_ARGS="-k routing"; how many processes make test and make test-fast use.
 PYTEST_ARGS ?=
+TEST_WORKERS ?= 2
 
 # What clients need, from the development account.
 RUNNING = test -f $(DATA_DIR)/dev.env || { echo "There is no $(DATA_DIR)/dev.env yet: run 'make up DETACH=1' first." >&2; exit 1; }; \
@@ -47,6 +48,9 @@ RUNNING = test -f $(DATA_DIR)/dev.env || { echo "There is no $(DATA_DIR)/dev.env
 DATA_DIR := $(or $(EMBERGATE_DATA_DIR),.embergate)
 FAST := not slow and not model and not e2e and not chaos and not gpu and not clients and not postgres
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Each process computes with one thread; compiled files are kept, because every process of a test would compile them anew.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q
+IN_PARALLEL := -n $(TEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install up down status logs model test test-fast fast-tests test-kernels gpu-check test-billing-million test-parallel test-postgres test-clients bench-engine bench-model \
@@ -126,34 +130,34 @@ model: $(VENV)/.installed ## Prepare the embedded model in both forms.
 # --- testing -------------------------------------------------------------------------------------
 
 test: $(VENV)/.installed-dev model lint type arch ## Run every check and the whole test suite, installing what it needs.
-	$(BIN)/pytest -q $(PYTEST_ARGS)
+	$(PYTEST) $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-fast: ## Run the quick checks and tests, installing nothing.
 	@test -x $(BIN)/pytest || { echo "The development packages are missing: run 'make test' once." >&2; exit 1; }
 	@$(MAKE) --no-print-directory --output-sync=target -j2 lint arch type fast-tests
 
 fast-tests:
-	$(BIN)/pytest -q -m "$(FAST)" $(PYTEST_ARGS)
+	$(PYTEST) $(IN_PARALLEL) -m "$(FAST)" $(PYTEST_ARGS)
 
 test-kernels: $(VENV)/.installed-dev ## Check every kernel on the CPU, compile them for sm_90 and print what they take (KERNEL_ARGS).
-	$(BIN)/pytest -q tests/kernels --deselect tests/kernels/test_triton.py $(PYTEST_ARGS)
+	$(PYTEST) tests/kernels --deselect tests/kernels/test_triton.py $(PYTEST_ARGS)
 	@$(BIN)/python -m kernels.report $(KERNEL_ARGS)
 
 gpu-check: $(VENV)/.installed-dev ## Check and time every kernel on a GPU; without one, say what would be done (GPU_ARGS).
 	@$(BIN)/python -m kernels.gpu_check $(GPU_ARGS)
 
 test-billing-million: $(VENV)/.installed-dev ## Check prices, ledger, sums and statements of a million records in decimals.
-	EMBERGATE_NUM_RECORDS=1000000 $(BIN)/pytest -q tests/unit/billing/test_million.py $(PYTEST_ARGS)
+	EMBERGATE_NUM_RECORDS=1000000 $(PYTEST) tests/unit/billing/test_million.py $(PYTEST_ARGS)
 
 test-postgres: $(VENV)/.installed-dev ## Run everything about money and queues on a real PostgreSQL, which it starts.
-	EMBERGATE_REQUIRE_POSTGRES=1 $(BIN)/pytest -q -m "postgres and not model" $(PYTEST_ARGS)
+	EMBERGATE_REQUIRE_POSTGRES=1 $(PYTEST) -m "postgres and not model" $(PYTEST_ARGS)
 
 test-parallel: $(VENV)/.installed-dev model ## Run models shared out over several ranks, and kill some of these.
-	$(BIN)/pytest -q tests/unit/backend/parallel $(PYTEST_ARGS)
+	$(PYTEST) tests/unit/backend/parallel $(PYTEST_ARGS)
 
 test-clients: $(VENV)/.installed-dev model ## Run real clients, which it installs from npm and PyPI, against a gateway.
 	@command -v npm >/dev/null || { echo "The clients need npm, which comes with Node.js: install it." >&2; exit 1; }
-	$(BIN)/pytest -q -m clients tests/clients $(PYTEST_ARGS)
+	$(PYTEST) -m clients tests/clients $(PYTEST_ARGS)
 
 bench-engine: $(VENV)/.installed-dev model ## Measure the engine.
 	@$(BIN)/python -m tests.bench.bench_engine

@@ -1,14 +1,35 @@
-"""Databases for tests: SQLite for all, PostgreSQL too for those that are marked ``each_store``."""
+"""Databases for tests: SQLite for all, PostgreSQL too for those that are marked ``each_store``; and how tests
+are shared out where pytest-xdist runs several at once.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.support.databases import STORES, Databases, PostgresDatabases, SqliteDatabases
 from tests.support.postgres import PostgresMissingError, PostgresServer
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile``."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.support.distribution import FilesStayTogether
+
+    config.option.loadscopereorder = False  # the order is that of the items below
+    return FilesStayTogether(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from tests.support.distribution import longest_first
+
+        items[:] = longest_first(items)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
