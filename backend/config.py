@@ -139,6 +139,22 @@ class TelemetryConfig(_Section, frozen=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class RegistrationConfig(_Section, frozen=True):
+    """Which gateways are told of this replica, besides those that have it in their configuration.
+
+    ``url`` is where they reach it, with ``{id}`` for the replica's id; empty means ``host`` and ``port``.
+    ``weight`` null is the capacity: the tokens that its KV cache holds, in hundred thousands. A gateway that
+    hears nothing for ``lease_s`` lets go of it.
+    """
+
+    gateways: list[str] = []
+    url: str = ""
+    weight: float | None = None
+    interval_s: float = 2.0
+    lease_s: float = 10.0
+    timeout_s: float = 2.0
+
+
 class BackendConfig(_Section, frozen=True):
     """One replica: an HTTP process and its engine.
 
@@ -164,4 +180,5 @@ class BackendConfig(_Section, frozen=True):
     grammar: GrammarConfig = GrammarConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     parallel: ParallelConfig = ParallelConfig()
+    registration: RegistrationConfig = RegistrationConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

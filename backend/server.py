@@ -30,6 +30,7 @@ from backend.http.prompts import PromptEncoder
 from backend.http.state import ReplicaState
 from backend.metrics import ReplicaMetrics
 from backend.recent_usages import RecentUsageLog
+from backend.registrar import Registrar
 from backend.telemetry import Telemetry, build_telemetry
 from backend.text.grammar_compiler import GrammarCompiler
 from backend.text.grammar_tokenizer import build_grammar_tokenizer
@@ -124,6 +125,7 @@ class ReplicaServer:
         )
         self._prompts: PromptEncoder | None = None
         self._engine: Engine | None = None
+        self._registrar: Registrar | None = None
         self._stop = asyncio.Event()
         self._is_closed = False
 
@@ -167,6 +169,7 @@ class ReplicaServer:
             raise ReplicaStartError(str(error)) from error
         self._prompts = await asyncio.to_thread(load_prompt_encoder, self._config, self._engine.info)
         self._state.become_ready(self._engine, self._prompts)
+        self._registrar = self._register(self._engine.info)
         _log.info("ready", extra={"fields": {"model": self._config.model.served_as}})
 
     async def serve(self) -> int:
@@ -189,6 +192,8 @@ class ReplicaServer:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._registrar is not None:
+            await self._registrar.stop()
         await self._runner.cleanup()
         await self._calls.wait_settled()
         if self._engine is not None:
@@ -198,6 +203,14 @@ class ReplicaServer:
         self._checker.close()
         # The exporters' last call blocks.
         await asyncio.to_thread(self._telemetry.shutdown)
+
+    def _register(self, info: EngineInfo) -> Registrar | None:
+        if not self._config.registration.gateways:
+            return None
+        num_kv_tokens = info.num_blocks * info.block_size
+        registrar = Registrar(self._config, num_kv_tokens=num_kv_tokens, port=self.port)
+        registrar.start()
+        return registrar
 
     async def _load_unless_stopped(self, stopping: asyncio.Task[bool]) -> bool:
         """Whether loading came to its end before a stop was asked for."""

@@ -22,6 +22,9 @@ set):
 ``GET /metrics``                   Prometheus text
 =================================  ==========================================================================
 
+And one of a gateway, for replicas that are not in its configuration: ``POST /internal/replicas`` takes a
+signed :class:`Registration` and answers with 204.
+
 A stream is ``data: <chat.completion.chunk>`` frames, the last of them with ``"choices":[]`` and the one
 authoritative ``usage``, then ``data: [DONE]``. An error after the first byte is one frame
 ``data: {"error":{...}}`` and a closed connection, without ``[DONE]``.
@@ -29,12 +32,16 @@ authoritative ``usage``, then ``data: [DONE]``. An error after the first byte is
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from typing import Any, Literal
 
 import msgspec
 
 CHAT_PATH = "/v1/chat/completions"
 EMBEDDINGS_PATH = "/v1/embeddings"
+REGISTRATION_PATH = "/internal/replicas"
+SIGNATURE_HEADER = "x-embergate-signature"
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
@@ -284,3 +291,28 @@ def decode_usage(raw: bytes | msgspec.Raw) -> TokenUsage:
         return _usage_decoder.decode(raw)
     except msgspec.DecodeError as error:
         raise BadReplicaMessageError(f"usage: {error}") from error
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica says where it is, again and again; it counts as gone ``lease_s`` after it was last heard.
+
+    ``instance`` tells one start of a replica from the next, and ``sent_at`` (Unix seconds) one message from
+    the next, so that a message that was recorded is worth nothing later. ``weight`` is its share of the
+    sessions beside the others'. ``is_leaving``: the lease ends now.
+    """
+
+    replica_id: str
+    url: str
+    models: list[str]
+    weight: float
+    instance: str
+    sent_at: float
+    lease_s: float
+    is_leaving: bool = False
+
+
+def sign_registration(body: bytes, pool_token: str) -> str:
+    """What goes into :data:`SIGNATURE_HEADER`: an HMAC-SHA256 of ``body``, so that the pool token itself is
+    never shown to whatever listens at a gateway's address.
+    """
+    return hmac.new(pool_token.encode(), b"registration\0" + body, hashlib.sha256).hexdigest()

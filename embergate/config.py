@@ -21,6 +21,7 @@ from backend.config import (
     GrammarConfig,
     ModelSource,
     ParallelConfig,
+    RegistrationConfig,
     SchedulerConfig,
     SpeculationConfig,
     TelemetryConfig,
@@ -108,6 +109,7 @@ class ReplicasConfig(_Section, frozen=True, kw_only=True):
     grammar: GrammarConfig = GrammarConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     parallel: ParallelConfig = ParallelConfig()
+    registration: RegistrationConfig = RegistrationConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     addresses: list[ReplicaAddress] = []
 
@@ -211,8 +213,11 @@ class Config(_Section, frozen=True, kw_only=True):
         ]
 
     def is_served(self, model: ModelConfig) -> bool:
-        """Whether any replica serves the model."""
-        return any(not address.models or model.id in address.models for address in self.replica_addresses())
+        """Whether any replica serves the model; of those that come by themselves, any may."""
+        may_come = self.gateway.registration.is_enabled and model.task != EMBEDDINGS_TASK
+        return may_come or any(
+            not address.models or model.id in address.models for address in self.replica_addresses()
+        )
 
     def local_addresses(self) -> list[ReplicaAddress]:
         """The local replicas in the order of their index."""

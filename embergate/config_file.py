@@ -225,7 +225,8 @@ def _check_number(path: str, name: str, value: float) -> None:
     must_be_positive = name.startswith(("max_", "num_")) or name.endswith(
         (
             "_timeout_s",
-            "probe_interval_s",
+            "interval_s",
+            "lease_s",
             "_bytes",
             "_per_minute",
             "weight",
@@ -288,11 +289,26 @@ def _check_replicas(config: Config) -> None:
         taken.add(address.id)
         if unknown := set(address.models) - ids:
             raise ConfigError(f"replicas.addresses[{index}].models: {min(unknown)} is not an id in models")
+    _check_registration(config)
     if not any(map(config.is_served, config.models)):
         raise ConfigError("replicas: no replica serves any of models")
     device = replicas.device.device
     if not _DEVICE.fullmatch(device):
         raise ConfigError(f"replicas.device.device: expected auto, cpu, cuda or cuda:N, got {device!r}")
+
+
+def _check_registration(config: Config) -> None:
+    own = config.replicas.registration
+    for index, gateway in enumerate(own.gateways):
+        if not re.fullmatch(r"https?://[^/?#@]+/?", gateway):
+            raise ConfigError(f"replicas.registration.gateways[{index}]: expected http://HOST:PORT")
+    if own.gateways and not own.url and config.replicas.host in ("0.0.0.0", "::", ""):
+        raise ConfigError(
+            f"replicas.registration.url: needed, because replicas.host is {config.replicas.host!r}, "
+            "where no gateway reaches a replica"
+        )
+    if own.gateways and not own.interval_s < own.lease_s:
+        raise ConfigError("replicas.registration.lease_s: must be longer than interval_s")
 
 
 def _check_ports(section: str, base_port: int, count: int) -> None:

@@ -53,6 +53,7 @@ from gateway.handlers.inference import InferenceRoutes
 from gateway.handlers.openapi import OpenAPIRoute
 from gateway.handlers.ops import OpsRoutes, edge_refusal
 from gateway.handlers.receipts import ReceiptRoutes
+from gateway.handlers.registrations import RegistrationRoutes
 from gateway.handlers.savings import SavingsRoutes
 from gateway.handlers.tomarkdown import MarkdownRoutes
 from gateway.images.addresses import AddressGuard
@@ -70,6 +71,7 @@ from gateway.predictions import CachePredictions
 from gateway.probes import HealthProber
 from gateway.reading import UsageReader
 from gateway.reconciliation import KnownRequests, Reconciler
+from gateway.registrations import Registrations
 from gateway.replicas import Replica, ReplicaTable
 from gateway.routing import Ranking, RendezvousRanking, RingRanking
 from gateway.secret_files import CACHE_SALT_SECRET, GATEWAY_ID, POOL_TOKEN, load_or_create
@@ -179,6 +181,7 @@ class Gateway:
         self._gateway_id = gateway_id = load_or_create(data_dir / "secrets", GATEWAY_ID)
         self.table = ReplicaTable(replicas, config.routing, config.health)
         self._prober = HealthProber(self.table, self._client, config.health)
+        self._registrations = self._build_registrations(pool_token)
         self._reconciler = Reconciler(
             self._client,
             self._replica_headers,
@@ -260,6 +263,15 @@ class Gateway:
             gateway_id=self._gateway_id,
         )
 
+    def _build_registrations(self, pool_token: str) -> Registrations | None:
+        config = self._config.registration
+        if not config.is_enabled:
+            return None
+        models = [model.id for model in self._catalog.models]
+        return Registrations(
+            self.table, config, pool_token, models, clock=time.monotonic, wall_clock=time.time
+        )
+
     def _build_ranking(self) -> Ranking[Replica]:
         return RingRanking() if self._config.routing.policy == "ring" else RendezvousRanking()
 
@@ -339,6 +351,7 @@ class Gateway:
         """Routes that lead to no model."""
         config, books, authenticator = self._config, self._books, self._authenticator
         return [
+            *([RegistrationRoutes(self._registrations)] if self._registrations is not None else []),
             CatalogRoutes(
                 self._catalog,
                 books.rate_book,
@@ -387,6 +400,8 @@ class Gateway:
                 await self._neuron_refresher.start()
             self._journal.start()
             await self._prober.start()
+            if self._registrations is not None:
+                self._registrations.start()
             await self.server.start()
             self._batches.worker.start()
         except BaseException:
@@ -402,6 +417,8 @@ class Gateway:
         await self._batches.worker.stop()
         for pipeline in (self._pipeline, self._item_pipeline):
             await pipeline.settle_all(self._config.metering.stop_usage_wait_s)
+        if self._registrations is not None:
+            await self._registrations.stop()
         await self._prober.stop()
         if self._neuron_refresher is not None:
             await self._neuron_refresher.stop()

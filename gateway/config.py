@@ -88,6 +88,17 @@ class HealthConfig(_Section, frozen=True):
     failures_to_down: int = 2
 
 
+class RegistrationConfig(_Section, frozen=True):
+    """Replicas that announce themselves (:mod:`gateway.registrations`). ``max_clock_skew_s``: how far their
+    clocks may be from the gateway's.
+    """
+
+    is_enabled: bool = False
+    max_replicas: AtLeastOne = 4096
+    max_lease_s: Annotated[float, Meta(gt=0)] = 300.0
+    max_clock_skew_s: Annotated[float, Meta(gt=0)] = 30.0
+
+
 class RateLimits(_Section, frozen=True):
     """Limits of one account. ``requests_per_minute`` and ``tokens_per_minute`` are buckets per account and
     model; null does not limit tokens. ``embedding_requests_per_minute`` holds for embedding models
@@ -255,6 +266,7 @@ class GatewayConfig(_Section, frozen=True):
     routing: RoutingConfig = RoutingConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     health: HealthConfig = HealthConfig()
+    registration: RegistrationConfig = RegistrationConfig()
     limits: LimitsConfig = LimitsConfig()
     images: ImagesConfig = ImagesConfig()
     budgets: BudgetsConfig = BudgetsConfig()

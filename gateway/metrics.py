@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from billing.rates import Charge
 from billing.usage import UsageRecord
-from gateway.replicas import Replica, ReplicaTable
+from gateway.replicas import ReplicaTable
 from gateway.tallies import LightHistogram, RecordKey, RecordTallies, RecordTally
 
 _LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
@@ -77,15 +77,7 @@ class GatewayMetrics(Collector):
         self, table: ReplicaTable, num_pending: Callable[[], int], num_unposted: Callable[[], int]
     ) -> None:
         """Export state that others keep, read when it is asked for."""
-        health = Gauge(
-            "smg_worker_health", "1 when the replica is ready.", ("worker",), registry=self.registry
-        )
-        active = Gauge(
-            "smg_worker_requests_active", "Requests in flight.", ("worker",), registry=self.registry
-        )
-        for replica in table.replicas:
-            health.labels(replica.id).set_function(_is_ready(replica))
-            active.labels(replica.id).set_function(_num_in_flight(replica))
+        self.registry.register(_WorkerCollector(table))
         for name, text, read in (
             (
                 "smg_scheduler_queue_depth",
@@ -199,9 +191,16 @@ def _histogram(name: str, text: str, histograms: dict[str, LightHistogram]) -> M
     return family
 
 
-def _is_ready(replica: Replica) -> Callable[[], float]:
-    return lambda: float(replica.health == "ready")
+class _WorkerCollector(Collector):
+    """Health and load of the replicas that are there at the moment of the scrape."""
 
+    def __init__(self, table: ReplicaTable) -> None:
+        self._table = table
 
-def _num_in_flight(replica: Replica) -> Callable[[], float]:
-    return lambda: float(replica.num_in_flight)
+    def collect(self) -> Iterable[Metric]:
+        health = GaugeMetricFamily("smg_worker_health", "1 when the replica is ready.", labels=("worker",))
+        active = GaugeMetricFamily("smg_worker_requests_active", "Requests in flight.", labels=("worker",))
+        for replica in self._table.replicas:
+            health.add_metric((replica.id,), float(replica.health == "ready"))
+            active.add_metric((replica.id,), float(replica.num_in_flight))
+        return (health, active)

@@ -17,35 +17,45 @@ _MAX_HEALTH_BYTES = 64 * 1024
 
 
 class HealthProber:
-    """One task per replica, each probing every ``probe_interval_s``."""
+    """One task per replica, each probing every ``probe_interval_s`` as long as the table has the replica."""
 
     def __init__(self, table: ReplicaTable, client: ReplicaClient, config: HealthConfig) -> None:
         self._table = table
         self._client = client
         self._config = config
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Probe every replica once, so that the table is right from the first request on; then go on
         probing.
         """
         await asyncio.gather(*(self._probe(replica) for replica in self._table.replicas))
-        self._tasks = [asyncio.create_task(self._keep_probing(replica)) for replica in self._table.replicas]
+        for replica in self._table.replicas:
+            self._begin(replica, self._config.probe_interval_s)
+        self._table.on_added(lambda replica: self._begin(replica, 0.0))
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        self._tasks = set()
 
-    async def _keep_probing(self, replica: Replica) -> None:
-        while True:
-            await asyncio.sleep(self._config.probe_interval_s)
+    def _begin(self, replica: Replica, delay_s: float) -> None:
+        task = asyncio.create_task(self._keep_probing(replica, delay_s))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _keep_probing(self, replica: Replica, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        while replica in self._table.replicas:
             await self._probe(replica)
+            await asyncio.sleep(self._config.probe_interval_s)
 
     async def _probe(self, replica: Replica) -> None:
         before = replica.health
         health = await self._ask(replica)
+        if replica not in self._table.replicas:
+            return
         if health is None:
             self._table.report_failure(replica)
         else:

@@ -1,6 +1,7 @@
 """The replicas that the edge can route to: health, draining, requests in flight, and waiting for room.
 
-A replica starts as ``starting`` and becomes ``ready`` when it says so itself. It is ``down`` after
+Those of the configuration are there for good; others come and go (:mod:`gateway.registrations`). A replica
+starts as ``starting`` and becomes ``ready`` when it says so itself. It is ``down`` after
 ``failures_to_down`` failures in a row, counting probes and requests alike, or at once when it breaks off an
 answer. All state belongs to one event loop.
 """
@@ -55,7 +56,7 @@ class _Waiter:
 
 
 class ReplicaTable:
-    """All configured replicas, and the queue of requests that wait for one of them to have room."""
+    """All replicas, and the queue of requests that wait for one of them to have room."""
 
     def __init__(
         self, addresses: Sequence[ReplicaAddress], routing: RoutingConfig, health: HealthConfig
@@ -66,9 +67,10 @@ class ReplicaTable:
         self._by_model: dict[str, tuple[Replica, ...]] = {}
         self._waiting: deque[_Waiter] = deque()
         self._on_ready: list[Callable[[Replica], None]] = []
+        self._on_added: list[Callable[[Replica], None]] = []
 
     def serving(self, model: str) -> tuple[Replica, ...]:
-        """The replicas configured for ``model``, whatever their health, in a fixed order."""
+        """The replicas of ``model``, whatever their health, in the order in which they came."""
         serving = self._by_model.get(model)
         if serving is None:
             serving = tuple(replica for replica in self.replicas if replica.serves(model))
@@ -86,6 +88,29 @@ class ReplicaTable:
     def on_ready(self, callback: Callable[[Replica], None]) -> None:
         """Call ``callback`` each time a replica becomes ready."""
         self._on_ready.append(callback)
+
+    # -- coming and going ----------------------------------------------------------------------------------
+
+    def on_added(self, callback: Callable[[Replica], None]) -> None:
+        """Call ``callback`` each time a replica is added."""
+        self._on_added.append(callback)
+
+    def add(self, address: ReplicaAddress) -> Replica:
+        """A replica joins; it gets requests when it is found to be ready."""
+        replica = Replica(address)
+        self._replace((*self.replicas, replica))
+        for callback in self._on_added:
+            callback(replica)
+        return replica
+
+    def remove(self, replica: Replica) -> None:
+        """A replica leaves: its keys go to the next in rank. Its requests in flight may still end well."""
+        self._replace(tuple(each for each in self.replicas if each is not replica))
+        replica.health = "down"
+
+    def _replace(self, replicas: tuple[Replica, ...]) -> None:
+        self.replicas = replicas
+        self._by_model.clear()
 
     # -- taking a place ------------------------------------------------------------------------------------
 

@@ -27,6 +27,14 @@ def test_the_shipped_configuration_is_valid_and_says_only_defaults_outside_catal
     assert shipped.data_dir == plain.data_dir
 
 
+def test_a_gateway_whose_replicas_come_by_themselves_serves_every_text_model() -> None:
+    config = decode_config(
+        b"models: [{id: a}, {id: b}, {id: e, task: Text Embeddings}]\n"
+        b"gateway: {registration: {is_enabled: true}}\nreplicas: {count: 0}\nembeddings: {count: 0}\n"
+    )
+    assert [model.id for model in config.served_models()] == ["a", "b"]
+
+
 def test_the_shipped_catalog_and_rate_cards_are_the_documented_ones() -> None:
     shipped = decode_config((ROOT / "config.yaml").read_bytes())
     model, embeddings, tiny = shipped.models
@@ -58,6 +66,19 @@ def test_the_shipped_catalog_and_rate_cards_are_the_documented_ones() -> None:
         (b"a: [", "line 1: expected the node content, but found '<stream end>'"),
         (b"gateway: {}", "models: missing"),
         (b"models: []", "models: at least one model is needed"),
+        (
+            MINIMAL + b"replicas: {registration: {gateways: ['gateway:8787']}}",
+            "replicas.registration.gateways[0]: expected http://HOST:PORT",
+        ),
+        (
+            MINIMAL + b"replicas: {host: 0.0.0.0, registration: {gateways: ['http://g:1']}}",
+            "replicas.registration.url: needed, because replicas.host is '0.0.0.0', "
+            "where no gateway reaches a replica",
+        ),
+        (
+            MINIMAL + b"replicas: {registration: {gateways: ['http://g:1'], lease_s: 2, interval_s: 2}}",
+            "replicas.registration.lease_s: must be longer than interval_s",
+        ),
         (MINIMAL + b"gateway: {prot: 1}", "gateway.prot: unknown key; did you mean port?"),
         (MINIMAL + b"gatewya: {}", "gatewya: unknown key; did you mean gateway?"),
         (MINIMAL + b"gateway: {limits: {accounts: {ab: {burst: 1}}}}",

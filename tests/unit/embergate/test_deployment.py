@@ -105,17 +105,33 @@ def test_the_image_gets_every_package_of_the_project() -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=["compose", "kubernetes"])
-def test_gateways_find_replicas_under_the_names_that_these_have(path: Path) -> None:
+def test_gateways_listen_everywhere_and_price_what_they_serve(path: Path) -> None:
     config = read(path)
     assert config.gateway.host == "0.0.0.0"
-    assert [address.id for address in config.replica_addresses()] == ["replica-0", "replica-1"]
-    assert [address.url for address in config.replica_addresses()] == [
-        f"http://{name}.replicas:8801" for name in ("replica-0", "replica-1")
-    ]
     assert config.billing.database_url.startswith("postgresql+psycopg://embergate@postgres:5432/embergate")
     assert {card.model for card in config.billing.rate_cards} == {
         model.id for model in config.served_models()
     }
+
+
+def test_the_gateway_of_compose_finds_replicas_under_the_names_that_these_have() -> None:
+    addresses = read(CONFIGS[0]).replica_addresses()
+    assert {address.id: address.url for address in addresses} == {
+        name: f"http://{name}.replicas:8801" for name in ("replica-0", "replica-1")
+    }
+
+
+def test_replicas_on_kubernetes_announce_themselves_to_every_gateway() -> None:
+    gateway, replica = (read(paths[1]) for paths in (CONFIGS, REPLICA_CONFIGS))
+    assert gateway.gateway.registration.is_enabled
+    assert not gateway.replica_addresses()
+    gateways = objects("StatefulSet")["gateway"]["spec"]
+    assert replica.replicas.registration.gateways == [
+        f"http://gateway-{index}.{gateways['serviceName']}:{gateway.gateway.port}"
+        for index in range(gateways["replicas"])
+    ]
+    service = objects("StatefulSet")["replica"]["spec"]["serviceName"]
+    assert replica.replicas.registration.url == f"http://{{id}}.{service}:{replica.replicas.base_port}"
 
 
 @pytest.mark.parametrize("path", REPLICA_CONFIGS, ids=["compose", "kubernetes"])
