@@ -8,8 +8,10 @@ same process feels.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import chain
+from typing import Any
 
 from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.sql.dml import Insert
@@ -21,18 +23,19 @@ _VALUES = re.compile(r"(INSERT INTO .* VALUES )(\([^()]*\))( ON CONFLICT .*)", r
 Row = tuple[str | int | bool, ...]
 
 
+Build = Callable[[Table], Insert]
+
+
 class BulkInsert:
     """Inserts rows into one table; the statement says what becomes of rows whose key exists. Immutable,
     thread-safe.
     """
 
-    def __init__(self, engine: Engine, table: Table, insert: Insert) -> None:
-        compiled = insert.compile(dialect=engine.dialect)
+    def __init__(self, engine: Engine, table: Table, build: Build) -> None:
+        """``build``: the dialect's way to insert, which writes the same for every engine of the dialect."""
         columns = [column.name for column in table.columns]
-        assert compiled.positiontup == columns, "rows are tuples in the order of the table's columns"
-        parts = _VALUES.fullmatch(str(compiled))
-        assert parts is not None, f"an insert of an unforeseen form: {compiled}"
-        self._head, self._values, self._tail = parts.groups()
+        kind: Any = type(engine.dialect)
+        self._head, self._values, self._tail = _parts(build, table, kind, engine.dialect.paramstyle)
         self._one = self._statement(1)
         self._many = self._statement(ROWS_PER_STATEMENT)
         self._key = columns[0]
@@ -63,3 +66,16 @@ class BulkInsert:
 
     def _statement(self, num_rows: int) -> str:
         return self._head + ", ".join([self._values] * num_rows) + self._tail
+
+
+@lru_cache(maxsize=64)
+def _parts(build: Build, table: Table, kind: Any, paramstyle: str) -> tuple[str, str, str]:
+    """What stands before the values, the values of a row, what stands behind. Compiling takes milliseconds,
+    and there are eight such statements to a store.
+    """
+    compiled = build(table).compile(dialect=kind(paramstyle=paramstyle))
+    columns = [column.name for column in table.columns]
+    assert compiled.positiontup == columns, "rows are tuples in the order of the table's columns"
+    parts = _VALUES.fullmatch(str(compiled))
+    assert parts is not None, f"an insert of an unforeseen form: {compiled}"
+    return parts[1], parts[2], parts[3]

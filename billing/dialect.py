@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -190,6 +191,7 @@ def _added(table: Table, offered: ReadOnlyColumnCollection[str, KeyedColumnEleme
     return {column.name: column + offered[column.name] for column in table.columns if not column.primary_key}
 
 
+@cache
 def dialect_named(name: str) -> Dialect:
     """The dialect of a URL's backend. Raises ValueError for databases that were never tried."""
     if name == "sqlite":

@@ -105,8 +105,7 @@ class Rollups:
     def __init__(self, engine: Engine, dialect: Dialect) -> None:
         self._dialect = dialect
         self._upserts = {
-            table.name: BulkInsert(engine, table, dialect.insert_or_add(table))
-            for table in (*ROLLUPS, *LATENCIES)
+            table.name: BulkInsert(engine, table, dialect.insert_or_add) for table in (*ROLLUPS, *LATENCIES)
         }
 
     def add(self, connection: Connection, batch: RollupBatch) -> None:

@@ -267,7 +267,7 @@ class Store:
 
 
 def _skipping_insert(engine: Engine, dialect: Dialect, table: Table) -> BulkInsert:
-    return BulkInsert(engine, table, dialect.insert_or_skip(table))
+    return BulkInsert(engine, table, dialect.insert_or_skip)
 
 
 def _rolled_up(
