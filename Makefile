@@ -53,7 +53,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q
 IN_PARALLEL := -n $(TEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install up down status logs model test test-fast fast-tests test-kernels gpu-check test-billing-million test-parallel test-postgres test-clients bench-engine bench-model \
+.PHONY: help install up down status logs model test test-fast fast-tests test-kernels gpu-check test-billing-million test-parallel test-postgres test-clients test-judges bench-engine bench-model \
         bench-gateway bench-simulator verify-kimi load replay bill-check soak \
         simulate fmt lint type arch docs
 
@@ -158,6 +158,9 @@ test-parallel: $(VENV)/.installed-dev model ## Run models shared out over severa
 test-clients: $(VENV)/.installed-dev model ## Run real clients, which it installs from npm and PyPI, against a gateway.
 	@command -v npm >/dev/null || { echo "The clients need npm, which comes with Node.js: install it." >&2; exit 1; }
 	$(PYTEST) -m clients tests/clients $(PYTEST_ARGS)
+
+test-judges: $(VENV)/.installed-dev model ## Let aiperf and guidellm, which it installs, count what is billed (2.7 GB of disk).
+	$(PYTEST) -m clients tests/judges $(PYTEST_ARGS)
 
 bench-engine: $(VENV)/.installed-dev model ## Measure the engine.
 	@$(BIN)/python -m tests.bench.bench_engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from loadtest.bill_check import bill_check
+from loadtest.judges.command import judge
 from loadtest.replay.command import replay
 from loadtest.soak import soak
 
@@ -14,7 +15,7 @@ def main() -> None:
     """Outside views of a running gateway; ``make load`` runs locust beside them."""
 
 
-for command in (replay, bill_check, soak):
+for command in (replay, bill_check, soak, judge):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import click
 from rich.console import Console
 from rich.progress import Progress
@@ -26,9 +25,8 @@ from rich.table import Table
 from loadtest.exchange import Endpoint, Exchange, ask
 from loadtest.options import endpoint_options
 from loadtest.replay.words import WORDS
+from loadtest.usage_api import billed_rows, billed_total
 
-_PAGE = 500
-_PATIENCE_S = 30.0
 _NUM_TEXTS = 24
 _TURNS = 4
 
@@ -134,8 +132,8 @@ async def _check(
             exchanges = await asyncio.gather(*map(one, questions))
         sessions = sorted({question.session for question in questions})
         wanted = {exchange.request_id for exchange in exchanges if exchange.status == 200}
-        rows = await _billed_rows(session, endpoint, sessions, wanted)
-        total = await _billed_total(session, endpoint, sessions, rows)
+        rows = await billed_rows(session, endpoint, sessions, lambda rows: wanted <= rows.keys())
+        total = await billed_total(session, endpoint, sessions, ("num_requests", *_FIGURES.values()))
     return compare(questions, exchanges, rows, total)
 
 
@@ -147,54 +145,6 @@ def _body(question: Question) -> dict[str, Any]:
         "temperature": 0,
         "ignore_eos": True,
     }
-
-
-async def _billed_rows(
-    session: aiohttp.ClientSession, endpoint: Endpoint, sessions: Sequence[str], wanted: set[str]
-) -> dict[str, Mapping[str, Any]]:
-    """The run's rows of the usage API by request id, once all are there or patience is over."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        rows: dict[str, Mapping[str, Any]] = {}
-        for start in range(0, len(sessions), 50):
-            cursor: str | None = ""
-            while cursor is not None:
-                query = [("group_by", "request"), ("limit", str(_PAGE))]
-                query += [("session", name) for name in sessions[start : start + 50]]
-                query += [("cursor", cursor)] if cursor else []
-                answer = await _read(session, endpoint, query)
-                rows |= {row["request_id"]: row for row in answer["result"]}
-                cursor = answer["result_info"]["cursor"]
-        if wanted <= rows.keys() or time.monotonic() > deadline:
-            return rows
-        await asyncio.sleep(0.5)
-
-
-async def _billed_total(
-    session: aiohttp.ClientSession,
-    endpoint: Endpoint,
-    sessions: Sequence[str],
-    rows: Mapping[str, Mapping[str, Any]],
-) -> dict[str, int]:
-    """The sums that the usage API keeps for the run's sessions."""
-    total: dict[str, int] = dict.fromkeys(_FIGURES.values(), 0) | {"num_requests": 0}
-    for start in range(0, len(sessions), 50):
-        query = [("group_by", "none")] + [("session", name) for name in sessions[start : start + 50]]
-        for row in (await _read(session, endpoint, query))["result"]:
-            for name in total:
-                total[name] += int(row[name])
-    return total
-
-
-async def _read(
-    session: aiohttp.ClientSession, endpoint: Endpoint, query: Sequence[tuple[str, str]]
-) -> Mapping[str, Any]:
-    async with session.get(f"{endpoint.api}/usage", params=query) as response:
-        if response.status != 200:
-            text = (await response.text())[:200]
-            raise click.ClickException(f"the usage API does not answer: {response.status} {text}")
-        answer: Mapping[str, Any] = await response.json()
-        return answer
 
 
 _FIGURES = {

@@ -21,9 +21,10 @@ _MIN_NODE = 22
 
 
 class ClientPackages:
-    """Both sets of packages. ``npm`` and ``python`` install what is missing when they are first asked for."""
+    """Sets of packages, pinned below ``sources``. What is missing is installed when it is first asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, sources: Path = SOURCES) -> None:
+        self._sources = sources
         data_dir = Path(os.environ.get("EMBERGATE_DATA_DIR", ROOT / ".embergate")).resolve()
         self._home = data_dir / "clients"
         self._home.mkdir(parents=True, exist_ok=True)
@@ -36,7 +37,11 @@ class ClientPackages:
     @property
     def python(self) -> Path:
         """The interpreter of an environment that has the Python clients and nothing of ours."""
-        return self._installed("python", ("requirements.txt",), _install_python) / "bin" / "python"
+        return self.environment("python") / "bin" / "python"
+
+    def environment(self, name: str) -> Path:
+        """The directory of an environment that has what ``NAME/requirements.txt`` pins, and nothing else."""
+        return self._installed(name, ("requirements.txt",), _install_python)
 
     @property
     def node(self) -> str:
@@ -75,7 +80,7 @@ class ClientPackages:
         """The directory of the set as it is pinned now; another pin has another directory."""
         digest = hashlib.sha256()
         for file in files:
-            digest.update((SOURCES / name / file).read_bytes())
+            digest.update((self._sources / name / file).read_bytes())
         directory = self._home / f"{name}-{digest.hexdigest()[:16]}"
         stamp = directory / ".complete"
         if stamp.exists():
@@ -85,7 +90,7 @@ class ClientPackages:
                 shutil.rmtree(directory, ignore_errors=True)
                 directory.mkdir()
                 for file in files:
-                    shutil.copy(SOURCES / name / file, directory / file)
+                    shutil.copy(self._sources / name / file, directory / file)
                 install(directory)
                 stamp.touch()
         return directory
