@@ -35,6 +35,14 @@ class BlockTags:
             self._enter(chunk)
         return [index for index, chunk in enumerate(chunks) if not self._holds(chunk)]
 
+    def write(self, block: int, tag: int) -> None:
+        """Enter that a whole block was filled from outside of a step."""
+        self._written[block] = tag
+
+    def holds(self, block: int, tag: int) -> bool:
+        """Whether a block holds what was put there under ``tag``."""
+        return self._written[block] == tag
+
     def mismatched_places(self, chunk: ScheduledChunk) -> list[int]:
         """The places in a chunk's block table, up to its end, whose blocks hold something else."""
         table, tags = chunk.block_table, chunk.block_tags

@@ -12,12 +12,12 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from itertools import accumulate
-from typing import Protocol
 
 from torch import Tensor
 
 from backend.config import BackendConfig
 from backend.engine.block_pool import BlockPool
+from backend.engine.block_store import BlockStore
 from backend.engine.block_tags import BlockTags
 from backend.engine.grammars import Compilation, GrammarPool
 from backend.engine.kv_size import choose_num_blocks
@@ -32,6 +32,7 @@ from backend.engine.sequence import Sequence
 from backend.engine.speculation import PromptLookup
 from backend.engine.step import ScheduledChunk, ShouldStop, StepInterruptedError, StepPlan
 from backend.engine.step_builder import Step
+from backend.engine.step_runner import StepRunner
 from backend.engine.watch import Watch
 
 MAX_FAILURES_IN_A_ROW = 3
@@ -39,36 +40,6 @@ MAX_FAILURES_IN_A_ROW = 3
 
 _RUNNER_ERRORS = (RuntimeError, ValueError, ArithmeticError, LookupError)
 _logger = logging.getLogger(__name__)
-
-
-class RunnerInfo(Protocol):
-    """What the engine must know of a loaded model."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_model_len(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def kv_bytes_per_token(self) -> int: ...
-    @property
-    def kv_memory_bytes(self) -> int: ...
-    @property
-    def memory_bytes(self) -> int: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def has_vision(self) -> bool: ...
-
-
-class StepRunner(Protocol):
-    """The model as the engine sees it (:class:`backend.engine.runner.ModelRunner`)."""
-
-    @property
-    def info(self) -> RunnerInfo: ...
-    def allocate_kv(self, num_blocks: int, block_size: int) -> None: ...
-    def execute(self, plan: StepPlan, should_stop: ShouldStop | None = None) -> Tensor: ...
 
 
 class Engine:
@@ -125,6 +96,11 @@ class Engine:
         self._cache = PrefixCache(cache.block_size) if cache.enable_prefix_cache else None
         self._pool = BlockPool(num_blocks, self._cache)
         self._tags = BlockTags(num_blocks, cache.block_size)
+        kv = runner.kv_blocks
+        self.store = (
+            None if kv is None or not self._cache else BlockStore(self._pool, self._cache, self._tags, kv)
+        )
+        """Blocks in and out besides steps; None where that cannot be."""
         guesses = config.speculation
         lookup = PromptLookup(guesses.max_draft_tokens, guesses.match_tokens) if guesses.enabled else None
         self._scheduler = Scheduler(self._limits, self._pool, self._cache, lookup)
@@ -242,7 +218,7 @@ class Engine:
 
     def check_invariants(self) -> None:
         """Raise InvariantError when the books do not add up. O(blocks); for idle moments and tests."""
-        self._scheduler.check_invariants()
+        self._scheduler.check_invariants(() if self.store is None else self.store.tables())
 
     def _expire(self, now_s: float) -> None:
         if self._scheduler.num_waiting == 0:

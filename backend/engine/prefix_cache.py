@@ -84,6 +84,20 @@ class PrefixCache:
     def forget(self, digest: bytes, block: int) -> None:
         """Drop the digest of a block in use that turned out to hold something else."""
         if self._block_by_digest.get(digest) != block or block in self._unused:
+    def find(self, digest: bytes) -> tuple[int, int] | None:
+        """The block with this content, and the tag under which it was filled."""
+        block = self._block_by_digest.get(digest)
+        return None if block is None else (block, self._tag_by_digest[digest])
+
+    def adopt(self, digest: bytes, block: int, tag: int) -> bool:
+        """Index a block in use that was filled from elsewhere; False when another has its content already."""
+        if digest in self._block_by_digest:
+            return False
+        self._block_by_digest[digest] = block
+        self._digest_by_block[block] = digest
+        self._tag_by_digest[digest] = tag
+        return True
+
             return  # an unused block needs its digest until it is evicted
         del self._block_by_digest[digest], self._tag_by_digest[digest]
         if self._digest_by_block.get(block) == digest:

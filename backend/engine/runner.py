@@ -11,9 +11,11 @@ from torch import Tensor
 
 from backend.config import BackendConfig
 from backend.engine.forward_batch import build_forward_batch
+from backend.engine.kv_blocks import DeviceKvBlocks, KvBlocks
 from backend.engine.media_embeddings import MediaEmbeddings, build_overlay
 from backend.engine.step import ShouldStop, StepInterruptedError, StepPlan
 from backend.model.context import LayerCache
+from backend.model.fingerprint import fingerprint_of
 from backend.model.loader import Progress, load_model
 from backend.model.placement import choose_placement, count_threads
 from backend.model.sharding import Sharding
@@ -42,8 +44,16 @@ class ModelInfo:
 class ModelRunner:
     """One loaded model with its KV cache, on one device. Not thread-safe: the engine loop owns it."""
 
-    def __init__(self, model: Transformer, max_model_len: int, image_cache_bytes: int = 1 << 28) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        max_model_len: int,
+        image_cache_bytes: int = 1 << 28,
+        fingerprint: str = "",
+    ) -> None:
         self._model = model
+        self._fingerprint = fingerprint
+        self._kv_blocks: DeviceKvBlocks | None = None
         self._media = None if model.vision is None else MediaEmbeddings(model.vision, image_cache_bytes)
         self._caches: tuple[LayerCache, ...] = ()
         self._block_size = 0
@@ -87,7 +97,17 @@ class ModelRunner:
                 progress=progress,
                 sharding=sharding,
             )
-        return cls(model, config.model.max_model_len, int(config.cache.image_memory_gib * 2**30))
+        return cls(
+            model,
+            config.model.max_model_len,
+            int(config.cache.image_memory_gib * 2**30),
+            fingerprint_of(Path(config.model.path)),
+        )
+
+    @property
+    def kv_blocks(self) -> KvBlocks | None:
+        """The cache block by block, once it is allocated; None for a model whose files are not known."""
+        return self._kv_blocks
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Allocate the paged KV cache; called once, before the first step.
@@ -102,6 +122,8 @@ class ModelRunner:
         self._block_size = block_size
         with torch.inference_mode():
             self._caches = self._model.new_caches(num_blocks, block_size)
+        if self._fingerprint:
+            self._kv_blocks = DeviceKvBlocks(self._caches, model=self._fingerprint, block_size=block_size)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, should_stop: ShouldStop | None = None) -> Tensor:

@@ -189,15 +189,19 @@ class Scheduler:
             self.accept(sequence, token_id, is_last=sequence in complete)
         self.settle(step)
 
-    def check_invariants(self) -> None:
-        """Raise InvariantError with the first thing that does not add up. O(blocks); for idle moments."""
+    def check_invariants(self, other_tables: ListOf[ListOf[int]] = ()) -> None:
+        """Raise InvariantError with the first thing that does not add up. O(blocks); for idle moments.
+
+        Args:
+            other_tables: of blocks that are held besides by sequences.
+        """
         size = self.limits.block_size
         everyone = [*self._running, *self._waiting]
         expect(len(everyone) == len(self._by_id), "a sequence was lost or is known twice")
         expect(len(self._running) <= self.limits.max_running, "the batch is larger than max_running")
         media_bytes = sum(sequence.num_media_bytes for sequence in everyone)
         expect(media_bytes == self._num_media_bytes, "bytes of images were lost or counted twice")
-        self._pool.check_invariants(sequence.block_table for sequence in everyone)
+        self._pool.check_invariants([*(sequence.block_table for sequence in everyone), *other_tables])
         for sequence in everyone:
             expect(self._by_id.get(sequence.sequence_id) is sequence, "a sequence is not under its id")
             cached = sequence.cached_prompt_tokens

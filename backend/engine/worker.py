@@ -27,7 +27,7 @@ import msgspec
 from llguidance import LLTokenizer
 
 from backend.config import BackendConfig
-from backend.engine.engine import Engine, StepRunner
+from backend.engine.engine import Engine
 from backend.engine.frames import FrameBuffer, encode_frame
 from backend.engine.grammars import Compilation, GrammarPool
 from backend.engine.messages import (
@@ -41,6 +41,7 @@ from backend.engine.messages import (
     ToEngine,
 )
 from backend.telemetry import configure_logging
+from backend.engine.step_runner import StepRunner
 from backend.text.grammar_tokenizer import build_grammar_tokenizer
 from backend.text.model_text import load_model_text
 

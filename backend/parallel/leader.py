@@ -13,10 +13,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from backend.config import BackendConfig
-from backend.engine.engine import StepRunner
 from backend.engine.frames import encode_frame
+from backend.engine.kv_blocks import KvBlocks
 from backend.engine.runner import ModelInfo, ModelRunner
 from backend.engine.step import ShouldStop, StepPlan
+from backend.engine.step_runner import StepRunner
 from backend.model.errors import ModelLoadError
 from backend.model.loader import Progress
 from backend.parallel.group import RankGroup, open_meeting
@@ -100,7 +101,7 @@ class Followers:
 
 
 class ParallelRunner:
-    """A :class:`backend.engine.engine.StepRunner` over several ranks, of which this process is the first.
+    """A :class:`backend.engine.step_runner.StepRunner` over ranks, of which this process is the first.
 
     A step is not ended early: the ranks could not agree on where.
     """
@@ -123,6 +124,11 @@ class ParallelRunner:
 
     @property
     def expert_loads(self) -> list[int]:
+    @property
+    def kv_blocks(self) -> KvBlocks | None:
+        """None: each rank has its own part of every block."""
+        return None
+
         """Choices of experts that each rank of the first expert group has computed."""
         return list(self._loads.totals)
 

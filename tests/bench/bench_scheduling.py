@@ -29,10 +29,11 @@ from torch import Tensor
 
 from backend.config import BackendConfig, CacheConfig, DeviceConfig, ModelSource, SchedulerConfig
 from backend.engine.client import ENGINE_ENVIRONMENT
-from backend.engine.engine import Engine, StepRunner
+from backend.engine.engine import Engine
 from backend.engine.messages import SamplingParams, SequenceRequest
 from backend.engine.runner import ModelRunner
 from backend.engine.step import ShouldStop, StepPlan
+from backend.engine.step_runner import StepRunner
 from embergate.layout import DataLayout
 
 CONTEXT = 4096
@@ -92,6 +93,8 @@ class SimulatedRunner:
     def __init__(self, costs: Costs, clock: Clock) -> None:
         self.info = SimulatedInfo()
         self._costs, self._clock = costs, clock
+
+    kv_blocks = None
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         pass

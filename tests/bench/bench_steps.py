@@ -42,6 +42,8 @@ class Notebook:
     def info(self) -> ModelInfo:
         return self._runner.info
 
+    kv_blocks = None
+
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         self._runner.allocate_kv(num_blocks, block_size)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from backend.config import BackendConfig
 from backend.engine.step import ScheduledChunk, ShouldStop, StepPlan
 from backend.engine.worker import main
+from backend.transfer.payload import KvLayout
 from tests.support.fake_model import FakeModel
 
 VOCAB_SIZE = 300
@@ -39,6 +40,24 @@ class FakeInfo:
     device: str = "cpu"
 
 
+class FakeKvBlocks:
+    """The fake model's memory as blocks of bytes: each slot has a state of 16 bytes and the one before."""
+
+    def __init__(self, model: FakeModel, block_size: int) -> None:
+        self._model = model
+        self.layout = KvLayout("fake", "uint8", 1, block_size, (((block_size, 32),),))
+
+    def export_blocks(self, blocks: Sequence[int], first_layer: int = 0, num_layers: int = 0) -> Tensor:
+        rows = b"".join(self._model.read_block(block) for block in blocks)
+        return torch.frombuffer(bytearray(rows), dtype=torch.uint8).view(len(blocks), -1)
+
+    def import_blocks(
+        self, blocks: Sequence[int], rows: Tensor, first_layer: int = 0, num_layers: int = 0
+    ) -> None:
+        for block, row in zip(blocks, rows, strict=True):
+            self._model.write_block(block, bytes(row.tolist()))
+
+
 class FakeRunner:
     """A StepRunner whose logits peak at the fake model's next token."""
 
@@ -47,6 +66,7 @@ class FakeRunner:
         self.info = info or FakeInfo()
         self.num_steps = 0
         self.model: FakeModel | None = None
+        self.kv_blocks: FakeKvBlocks | None = None
 
     @classmethod
     def load(cls, config: BackendConfig, report: object = None) -> FakeRunner:
@@ -57,6 +77,7 @@ class FakeRunner:
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         self.model = FakeModel(num_blocks, block_size, self.info.vocab_size)
+        self.kv_blocks = FakeKvBlocks(self.model, block_size)
 
     def execute(self, plan: StepPlan, should_stop: ShouldStop | None = None) -> Tensor:
         assert self.model is not None

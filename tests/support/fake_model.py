@@ -36,6 +36,20 @@ class FakeModel:
     def next_token(self, state: bytes) -> int:
         return int.from_bytes(state[:8], "little") % self.vocab_size
 
+    def read_block(self, block: int) -> bytes:
+        """32 bytes a slot: the state before and after its token, zeros where there is none."""
+        slots = self._slots[block * self._block_size : (block + 1) * self._block_size]
+        pairs = (slot or (b"", b"") for slot in slots)
+        return b"".join(parent.ljust(16, b"\0") + state.ljust(16, b"\0") for parent, state in pairs)
+
+    def write_block(self, block: int, content: bytes) -> None:
+        """Overwrite a block with what :meth:`read_block` gave."""
+        for at in range(self._block_size):
+            pair = content[at * 32 : at * 32 + 32]
+            parent, state = pair[:16], pair[16:]
+            slot = None if not any(state) else (parent if any(parent) else b"", state)
+            self._slots[block * self._block_size + at] = slot
+
     def _run_chunk(self, chunk: ScheduledChunk) -> list[bytes]:
         """The states after each of its tokens."""
         state = self._read_context(chunk)
