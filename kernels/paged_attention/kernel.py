@@ -21,6 +21,33 @@ LOG2_E = 1.4426950408889634
 
 
 @triton.jit
+def _place_of(table, position, is_key, BLOCK_SIZE: tl.constexpr, PAGED: tl.constexpr):
+    """The block of each position and the place in it; without pages every position is a block."""
+    if PAGED:
+        block = tl.load(table + position // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        offset = position % BLOCK_SIZE
+    else:
+        block = position.to(tl.int64)
+        offset = position * 0
+    return block, offset
+
+
+@triton.jit
+def _weigh(scores, top):
+    """The highest score of each row so far, the weights beside it, and what older weights are worth now."""
+    highest = tl.maximum(top, tl.max(scores, 1))
+    # A row that has seen no key yet has no largest score to subtract.
+    safe = tl.where(highest == float("-inf"), 0.0, highest)
+    return highest, tl.exp2(scores - safe[:, None]), tl.exp2(top - safe)
+
+
+@triton.jit
+def _log_of(top, mass):
+    """The logarithm of what a row weighs; nothing where it has seen no key."""
+    return tl.where(mass > 0.0, top + tl.log2(tl.where(mass > 0.0, mass, 1.0)), float("-inf"))
+
+
+@triton.jit
 def attend(
     query, key, value, tables, query_starts, kv_lens, out, part_sums, part_logs,
     scale, query_stride, query_head_stride, key_block_stride, key_head_stride, key_dim_stride, key_stride,
@@ -60,41 +87,30 @@ def attend(
     for start in range(split * part, tl.minimum(seen, split * part + part), KEYS):
         position = start + step
         is_key = position < seen
-        if PAGED:
-            block = tl.load(table + position // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-            offset = position % BLOCK_SIZE
-        else:
-            block = position.to(tl.int64)
-            offset = position * 0
+        block, offset = _place_of(table, position, is_key, BLOCK_SIZE, PAGED)
         key_at = key + block * key_block_stride + kv_head * key_head_stride + offset * key_stride
         keys = tl.load(
             key_at[None, :] + dim[:, None] * key_dim_stride, mask=is_dim[:, None] & is_key[None, :], other=0.0
         )
         scores = dot(queries, keys, WIDEN_DOT) * scale
         scores = tl.where(position[None, :] <= last[:, None], scores, float("-inf"))
-        highest = tl.maximum(top, tl.max(scores, 1))
-        # A row that has seen no key yet has no largest score to subtract.
-        safe = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp2(scores - safe[:, None])
-        fade = tl.exp2(top - safe)
+        top, weights, fade = _weigh(scores, top)
         value_at = value + block * value_block_stride + kv_head * value_head_stride + offset * value_stride
         values = tl.load(
             value_at[:, None] + value_dim[None, :], mask=is_key[:, None] & is_value[None, :], other=0.0
         )
         mass = mass * fade + tl.sum(weights, 1)
         total = total * fade[:, None] + dot(weights.to(values.dtype), values, WIDEN_DOT)
-        top = highest
-    total = total / tl.where(mass > 0.0, mass, 1.0)[:, None]
     line = row.to(tl.int64) * HEADS + head
     inside = is_pair[:, None] & is_value[None, :]
+    total = total / tl.where(mass > 0.0, mass, 1.0)[:, None]
     if SPLITS == 1:
         place = out + line[:, None] * VALUE_DIM + value_dim[None, :]
         tl.store(place, total.to(out.dtype.element_ty), mask=inside)
     else:
         line = line * SPLITS + split
         tl.store(part_sums + line[:, None] * VALUE_DIM + value_dim[None, :], total, mask=inside)
-        log = tl.where(mass > 0.0, top + tl.log2(tl.where(mass > 0.0, mass, 1.0)), float("-inf"))
-        tl.store(part_logs + line, log, mask=is_pair)
+        tl.store(part_logs + line, _log_of(top, mass), mask=is_pair)
 
 
 @triton.jit

@@ -25,15 +25,8 @@ def _load_scores(logits, bitmask, at, VOCAB: tl.constexpr, HAS_MASK: tl.constexp
 
 
 @triton.jit
-def sample_rows(
-    logits, bitmask, temperatures, top_ks, top_ps, min_ps, draws, tokens, shares,
-    logits_stride, bitmask_stride,
-    VOCAB: tl.constexpr, CHUNK: tl.constexpr, HAS_MASK: tl.constexpr, GREEDY_BELOW: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    logits += row * logits_stride
-    bitmask += row * bitmask_stride
-    shares += row * VOCAB
+def _find_best(logits, bitmask, VOCAB: tl.constexpr, CHUNK: tl.constexpr, HAS_MASK: tl.constexpr):
+    """The highest score and the first token that has it; -1 where no token can be had."""
     step = tl.arange(0, CHUNK)
     highest = tl.full((), float("-inf"), dtype=tl.float32)
     best = tl.full((), VOCAB, dtype=tl.int32)
@@ -47,64 +40,99 @@ def sample_rows(
         highest = tl.maximum(highest, peak)
     # Neither NaN, nor a mask that allows nothing, nor an infinite logit makes a token.
     is_broken = tl.where((highest == float("-inf")) | (highest == float("inf")), 1, is_broken)
-    token = tl.where(is_broken == 1, -1, best)
+    return highest, tl.where(is_broken == 1, -1, best)
+
+
+@triton.jit
+def _load_shares(shares, at, VOCAB: tl.constexpr):
+    return tl.load(shares + at, mask=at < VOCAB, other=0.0)
+
+
+@triton.jit
+def _hold(shares, threshold, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
+    """How many shares reach ``threshold``, and their sum."""
+    count = tl.full((), 0, dtype=tl.int32)
+    mass = tl.full((), 0.0, dtype=tl.float32)
+    for begin in range(0, VOCAB, CHUNK):
+        share = _load_shares(shares, begin + tl.arange(0, CHUNK), VOCAB)
+        count += tl.sum((share >= threshold).to(tl.int32), 0)
+        mass += tl.sum(tl.where(share >= threshold, share, 0.0), 0)
+    return count, mass
+
+
+@triton.jit
+def _floor_of_top_k(shares, floor_bits, top_k, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
+    """The highest floor that at least ``top_k`` shares reach.
+
+    Shares are in 0..1, where the order of floats is the order of their bits.
+    """
+    low, high = floor_bits, tl.full((), 0x3F800001, dtype=tl.int32)
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        count, _ = _hold(shares, middle.to(tl.float32, bitcast=True), VOCAB, CHUNK)
+        low = tl.where(count >= top_k, middle, low)
+        high = tl.where(count >= top_k, high, middle)
+    return low
+
+
+@triton.jit
+def _floor_of_top_p(shares, floor_bits, mass, top_p, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
+    """The highest floor whose shares sum up to ``top_p`` of ``mass``, and their sum."""
+    limit = mass * top_p
+    low, high = floor_bits, tl.full((), 0x3F800001, dtype=tl.int32)
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        _, held = _hold(shares, middle.to(tl.float32, bitcast=True), VOCAB, CHUNK)
+        low = tl.where(held >= limit, middle, low)
+        high = tl.where(held >= limit, high, middle)
+        mass = tl.where(held >= limit, held, mass)
+    return low, mass
+
+
+@triton.jit
+def _token_at(shares, floor, point, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
+    """The first token at which the kept shares sum up to more than ``point``; ``VOCAB`` where none does."""
+    before = tl.full((), 0.0, dtype=tl.float32)
+    found = tl.full((), VOCAB, dtype=tl.int32)
+    for begin in range(0, VOCAB, CHUNK):
+        at = begin + tl.arange(0, CHUNK)
+        share = _load_shares(shares, at, VOCAB)
+        kept = (share >= floor) & (at < VOCAB)
+        reached = before + tl.cumsum(tl.where(kept, share, 0.0), 0)
+        found = tl.minimum(found, tl.min(tl.where(kept & (reached > point), at, VOCAB), 0))
+        before += tl.sum(tl.where(kept, share, 0.0), 0)
+    return found
+
+
+@triton.jit
+def sample_rows(
+    logits, bitmask, temperatures, top_ks, top_ps, min_ps, draws, tokens, shares,
+    logits_stride, bitmask_stride,
+    VOCAB: tl.constexpr, CHUNK: tl.constexpr, HAS_MASK: tl.constexpr, GREEDY_BELOW: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * logits_stride
+    bitmask += row * bitmask_stride
+    shares += row * VOCAB
+    highest, token = _find_best(logits, bitmask, VOCAB, CHUNK, HAS_MASK)
     temperature = tl.load(temperatures + row)
     if (temperature >= GREEDY_BELOW) & (token >= 0):
         for begin in range(0, VOCAB, CHUNK):
-            at = begin + step
+            at = begin + tl.arange(0, CHUNK)
             score = _load_scores(logits, bitmask, at, VOCAB, HAS_MASK)
             tl.store(shares + at, tl.exp((score - highest) / temperature), mask=at < VOCAB)
         tl.debug_barrier()
-        # Shares are in 0..1, where the order of floats is the order of their bits.
         floor = tl.load(min_ps + row)
-        floor = tl.maximum(floor, 1e-38)
-        floor_bits = floor.to(tl.int32, bitcast=True)
+        floor_bits = tl.maximum(floor, 1e-38).to(tl.int32, bitcast=True)
         top_k = tl.load(top_ks + row)
         if top_k > 0:
-            low, high = floor_bits, tl.full((), 0x3F800001, dtype=tl.int32)
-            while high - low > 1:
-                middle = low + (high - low) // 2
-                threshold = middle.to(tl.float32, bitcast=True)
-                count = tl.full((), 0, dtype=tl.int32)
-                for begin in range(0, VOCAB, CHUNK):
-                    at = begin + step
-                    share = tl.load(shares + at, mask=at < VOCAB, other=0.0)
-                    count += tl.sum((share >= threshold).to(tl.int32), 0)
-                low = tl.where(count >= top_k, middle, low)
-                high = tl.where(count >= top_k, high, middle)
-            floor_bits = low
-        mass = tl.full((), 0.0, dtype=tl.float32)
-        floor = floor_bits.to(tl.float32, bitcast=True)
-        for begin in range(0, VOCAB, CHUNK):
-            at = begin + step
-            share = tl.load(shares + at, mask=at < VOCAB, other=0.0)
-            mass += tl.sum(tl.where(share >= floor, share, 0.0), 0)
+            floor_bits = _floor_of_top_k(shares, floor_bits, top_k, VOCAB, CHUNK)
+        _, mass = _hold(shares, floor_bits.to(tl.float32, bitcast=True), VOCAB, CHUNK)
         top_p = tl.load(top_ps + row)
         if top_p < 1.0:
-            limit = mass * top_p
-            low, high = floor_bits, tl.full((), 0x3F800001, dtype=tl.int32)
-            while high - low > 1:
-                middle = low + (high - low) // 2
-                threshold = middle.to(tl.float32, bitcast=True)
-                held = tl.full((), 0.0, dtype=tl.float32)
-                for begin in range(0, VOCAB, CHUNK):
-                    at = begin + step
-                    share = tl.load(shares + at, mask=at < VOCAB, other=0.0)
-                    held += tl.sum(tl.where(share >= threshold, share, 0.0), 0)
-                low = tl.where(held >= limit, middle, low)
-                high = tl.where(held >= limit, high, middle)
-                mass = tl.where(held >= limit, held, mass)
-            floor = low.to(tl.float32, bitcast=True)
+            floor_bits, mass = _floor_of_top_p(shares, floor_bits, mass, top_p, VOCAB, CHUNK)
         point = tl.load(draws + row) * mass
-        before = tl.full((), 0.0, dtype=tl.float32)
-        found = tl.full((), VOCAB, dtype=tl.int32)
-        for begin in range(0, VOCAB, CHUNK):
-            at = begin + step
-            share = tl.load(shares + at, mask=at < VOCAB, other=0.0)
-            kept = (share >= floor) & (at < VOCAB)
-            reached = before + tl.cumsum(tl.where(kept, share, 0.0), 0)
-            found = tl.minimum(found, tl.min(tl.where(kept & (reached > point), at, VOCAB), 0))
-            before += tl.sum(tl.where(kept, share, 0.0), 0)
+        found = _token_at(shares, floor_bits.to(tl.float32, bitcast=True), point, VOCAB, CHUNK)
         # Rounding may leave the point just past the last sum: the likeliest token is always kept.
         token = tl.where(found < VOCAB, found, token)
     tl.store(tokens + row, token)
