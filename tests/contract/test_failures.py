@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.fake_replica import FakeReplica
 from tests.support.gateway_harness import MODEL, TOKEN, Harness, gateway_config
+from tests.support.waiting import eventually
 
 RUN = f"/run/{MODEL}"
 CHAT = "/v1/chat/completions"
@@ -181,11 +182,11 @@ async def test_an_engine_failure_before_the_first_chunk_is_replaced_unnoticed(
 async def test_a_draining_replica_gets_no_new_requests(gateway: Harness, replicas: list[FakeReplica]) -> None:
     owner = await find_owner(gateway, replicas, "s")
     owner.health = "draining"
-    await asyncio.sleep(0.15)
+    await eventually(lambda: gateway.health_of(owner) == "draining")
     reply = await gateway.chat(headers={"x-session-affinity": "s"})
     assert reply.headers["x-embergate-replica"] == other_of(replicas, owner).id
     owner.health = "ready"
-    await asyncio.sleep(0.15)
+    await eventually(lambda: gateway.health_of(owner) == "ready")
     reply = await gateway.chat(headers={"x-session-affinity": "s"})
     assert reply.headers["x-embergate-replica"] == owner.id
 
@@ -194,9 +195,9 @@ async def test_a_restarted_replica_is_used_again(gateway: Harness, replicas: lis
     owner = await find_owner(gateway, replicas, "s")
     port = owner.port
     await owner.stop()
-    await asyncio.sleep(0.2)
+    await eventually(lambda: gateway.health_of(owner) != "ready")
     await owner.start(port)
-    await asyncio.sleep(0.2)
+    await eventually(lambda: gateway.health_of(owner) == "ready")
     reply = await gateway.chat(headers={"x-session-affinity": "s"})
     assert reply.headers["x-embergate-replica"] == owner.id
 
@@ -244,8 +245,8 @@ async def test_a_client_that_leaves_frees_the_replica_and_pays_for_what_was_gene
         replica.script.tokens = [f"t{index}" for index in range(200)]
         replica.script.token_delay_s = 0.02
     left_at = await leave_after(gateway, path, 5)
-    await asyncio.sleep(0.3)
     replica = owner_of(replicas)
+    await eventually(lambda: bool(replica.disconnects))
     ((request_id, closed_at),) = replica.disconnects
     assert closed_at - left_at < 0.2
     (record,) = await gateway.stopped_records()
@@ -264,8 +265,7 @@ async def test_a_client_that_leaves_before_the_answer_frees_the_replica_too(
         replica.script.token_delay_s = 0.2
         replica.script.tokens = ["t"] * 20
     await leave_after(gateway, CHAT, 0, stream=False)
-    await asyncio.sleep(0.2)
-    assert len(owner_of(replicas).disconnects) == 1
+    await eventually(lambda: len(owner_of(replicas).disconnects) == 1)
     (record,) = await gateway.stopped_records()
     assert (record.status, record.is_estimated) == ("client_disconnected", False)
     assert record.completion_tokens == owner_of(replicas).usages[0].usage.completion_tokens

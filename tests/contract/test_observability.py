@@ -21,6 +21,7 @@ from gateway.config import TelemetryConfig
 from gateway.tracing import Tracing
 from tests.support.fake_replica import FakeReplica
 from tests.support.gateway_harness import ACCOUNT, ALIAS, MODEL, TOKEN, Harness, gateway_config
+from tests.support.waiting import eventually
 
 RUN = f"/run/{MODEL}"
 StartGateway = Callable[..., Awaitable[Harness]]
@@ -78,7 +79,7 @@ async def test_health_and_readiness(gateway: Harness, replicas: list[FakeReplica
     assert ready.json["replicas"]["replica-0"]["health"] == "ready"
     for replica in replicas:
         await replica.stop()
-    await asyncio.sleep(0.3)
+    await eventually(lambda: all(gateway.health_of(replica) != "ready" for replica in replicas))
     assert (await gateway.get(gateway.root("/ready"), token=None)).status == 503
     assert (await gateway.get(gateway.root("/health"), token=None)).status == 200
 
@@ -93,7 +94,9 @@ class Spans:
         self.reader = InMemoryMetricReader()
         self.tracing = Tracing(tracers, MeterProvider(metric_readers=[self.reader]))
 
-    def one(self) -> ReadableSpan:
+    async def one(self) -> ReadableSpan:
+        """The only span, when it has ended."""
+        await eventually(lambda: bool(self.exporter.get_finished_spans()))
         (span,) = self.exporter.get_finished_spans()
         return span
 
@@ -114,8 +117,7 @@ async def test_a_streams_span_ends_with_the_stream_and_has_its_usage(
         temperature=0.5,
         headers={"traceparent": f"00-{trace_id}-{parent_id}-01", "x-session-affinity": "ses_1"},
     )
-    await asyncio.sleep(0.05)
-    span = spans.one()
+    span = await spans.one()
     assert span.name == f"chat {MODEL}"
     attributes = dict(span.attributes or {})
     expected = {
@@ -166,8 +168,7 @@ async def test_a_broken_streams_span_ends_with_its_error(
     for replica in replicas:
         replica.script.die_after = 2
     await gateway.chat(stream=True)
-    await asyncio.sleep(0.6)  # the replica is asked once more for what it remembers
-    span = spans.one()
+    span = await spans.one()  # the replica is asked once more for what it remembers
     attributes = dict(span.attributes or {})
     assert attributes["error.type"] == "worker_lost"
     assert attributes["gen_ai.usage.output_tokens"] == 2
@@ -178,8 +179,7 @@ async def test_a_refusals_span_names_it(start_gateway: StartGateway) -> None:
     spans = Spans()
     gateway = await start_gateway(tracing=spans.tracing)
     await gateway.chat(n=0)
-    await asyncio.sleep(0.05)
-    assert dict(spans.one().attributes or {})["error.type"] == "bad_input"
+    assert dict((await spans.one()).attributes or {})["error.type"] == "bad_input"
 
 
 async def test_access_lines_hold_ids_and_counts_but_no_text_and_no_token(

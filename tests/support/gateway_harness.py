@@ -200,6 +200,11 @@ class Harness:
         assert self.gateway is not None
         return f"http://127.0.0.1:{self.gateway.server.port}{path}"
 
+    def health_of(self, replica: FakeReplica) -> str:
+        """What the gateway believes of a replica."""
+        assert self.gateway is not None
+        return next(each.health for each in self.gateway.table.replicas if each.id == replica.id)
+
     def records(self) -> list[UsageRecord]:
         """All usage records, posted or not, by age. Stop the gateway first: it holds the spool."""
         assert self.gateway is None
