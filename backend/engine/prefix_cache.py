@@ -18,7 +18,10 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence as ListOf
+from functools import partial
 from hashlib import blake2b
+from itertools import takewhile
+from operator import is_not
 
 from backend.engine.sequence import Sequence, expect
 
@@ -26,6 +29,7 @@ DIGEST_BYTES = 32
 _ROOT_DOMAIN = b"embergate.kv.1.root"
 _BLOCK_DOMAIN = b"embergate.kv.1.block"
 _LENGTH = struct.Struct("<I")
+_is_found = partial(is_not, None)
 
 
 def root_digest(salt: bytes) -> bytes:
@@ -68,10 +72,14 @@ class PrefixCache:
         At least one known token is always left to compute. Returns None when the next block is being computed
         by a running sequence right now: waiting for it costs less than computing it twice.
         """
-        blocks: list[int] = []
-        for index in range((sequence.num_tokens - 1) // self._block_size):
+        find = self._block_by_digest.get
+        num_matchable = (sequence.num_tokens - 1) // self._block_size
+        # What is hashed already, in one go; then on, hashing, up to the first miss.
+        hashed = sequence.block_hashes[:num_matchable]
+        blocks: list[int] = list(takewhile(_is_found, map(find, hashed)))  # type: ignore[arg-type]
+        for index in range(len(blocks), num_matchable):
             digest = self.digest(sequence, index)
-            block = self._block_by_digest.get(digest)
+            block = find(digest)
             if block is None:
                 return None if digest in self._claims else blocks
             blocks.append(block)
@@ -81,9 +89,6 @@ class PrefixCache:
         """The tags under which the first ``count`` blocks, which :meth:`match` found, were filled."""
         return [self._tag_by_digest[self.digest(sequence, index)] for index in range(count)]
 
-    def forget(self, digest: bytes, block: int) -> None:
-        """Drop the digest of a block in use that turned out to hold something else."""
-        if self._block_by_digest.get(digest) != block or block in self._unused:
     def find(self, digest: bytes) -> tuple[int, int] | None:
         """The block with this content, and the tag under which it was filled."""
         block = self._block_by_digest.get(digest)
@@ -98,6 +103,9 @@ class PrefixCache:
         self._tag_by_digest[digest] = tag
         return True
 
+    def forget(self, digest: bytes, block: int) -> None:
+        """Drop the digest of a block in use that turned out to hold something else."""
+        if self._block_by_digest.get(digest) != block or block in self._unused:
             return  # an unused block needs its digest until it is evicted
         del self._block_by_digest[digest], self._tag_by_digest[digest]
         if self._digest_by_block.get(block) == digest:
@@ -144,16 +152,26 @@ class PrefixCache:
             hashes.append(block_digest(parent, token_ids, sequence.extra_of_block(at, size)))
         return hashes[index]
 
-    def keep(self, block: int) -> bool:
-        """Keep a block that nobody uses any more, as the most recently used; False when it has no digest."""
-        if block not in self._digest_by_block:
-            return False
-        self._unused[block] = None
-        return True
+    def keep(self, blocks: ListOf[int]) -> list[int]:
+        """Keep blocks that nobody uses any more, the last one as the most recently used.
 
-    def reuse(self, block: int) -> None:
-        """Take an unused block back into use with its content."""
-        del self._unused[block]
+        Returns:
+            Those that have no digest and are not kept.
+        """
+        known, unused = self._digest_by_block, self._unused
+        others: list[int] = []
+        for block in blocks:
+            if block in known:
+                unused[block] = None
+            else:
+                others.append(block)
+        return others
+
+    def reuse(self, blocks: ListOf[int]) -> None:
+        """Take unused blocks back into use with their content."""
+        unused = self._unused
+        for block in blocks:
+            del unused[block]
 
     def evict(self) -> int:
         """Forget the least recently used unused block and return it."""
