@@ -57,7 +57,7 @@ class BlockPool:
     def num_cached_among(self, blocks: Iterable[int]) -> int:
         """How many of these indexed blocks nobody holds: sharing them makes fewer available."""
         holders = self._num_holders
-        return sum(1 for block in blocks if holders[block] == 0)
+        return [holders[block] for block in blocks].count(0)
 
     def take(self, count: int) -> list[int]:
         """Take ``count`` blocks of one's own, evicting the least recently used cached ones as needed.
@@ -91,11 +91,15 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """Hold blocks that the prefix cache found."""
+        holders = self._num_holders
+        idle: list[int] = []
         for block in blocks:
-            if self._num_holders[block] == 0:
-                assert self._cache is not None  # only the prefix cache finds blocks that nobody holds
-                self._cache.reuse(block)
-            self._num_holders[block] += 1
+            if holders[block] == 0:
+                idle.append(block)
+            holders[block] += 1
+        if idle:
+            assert self._cache is not None  # only the prefix cache finds blocks that nobody holds
+            self._cache.reuse(idle)
 
     def release(self, blocks: ListOf[int]) -> None:
         """Give up one hold on each block of a table.
@@ -103,12 +107,16 @@ class BlockPool:
         The tail goes first, so that it is evicted first: a prefix is of use without what follows it, and what
         follows is of none without the prefix.
         """
+        holders = self._num_holders
+        idle: list[int] = []
         for block in reversed(blocks):
-            holders = self._num_holders[block] - 1
-            expect(holders >= 0, "a block was released more often than held")
-            self._num_holders[block] = holders
-            if holders == 0 and (self._cache is None or not self._cache.keep(block)):
-                self._free.append(block)
+            num_left = holders[block] - 1
+            if num_left == 0:
+                idle.append(block)
+            else:
+                expect(num_left > 0, "a block was released more often than held")
+            holders[block] = num_left
+        self._free += idle if self._cache is None else self._cache.keep(idle)
 
     def check_invariants(self, tables: Iterable[ListOf[int]]) -> None:
         """Raise InvariantError when the counts do not agree with the block tables that exist. O(blocks)."""
