@@ -80,6 +80,9 @@ class _Pool:
 
     def __init__(self, members: Sequence[Any]) -> None:
         self._members = sorted(members, key=lambda member: member.id)
+        self._member_array = np.empty(len(self._members), dtype=object)
+        for index, member in enumerate(self._members):
+            self._member_array[index] = member
         self._hashes = [xxh3_64_intdigest(member.id.encode()) for member in self._members]
         self._weights = [member.weight for member in self._members]
         self._hash_array = np.array(self._hashes, dtype=np.uint64)
@@ -96,8 +99,8 @@ class _Pool:
     def rank_many(self, key_hash: int) -> list[Any]:
         mixed = _mixed_array(self._hash_array ^ np.uint64(key_hash))
         scores = np.log((mixed + _HALF) / _RANGE) / self._weight_array
-        order = np.argsort(-scores, kind="stable")
-        return [self._members[index] for index in order.tolist()]
+        ranked: list[Any] = self._member_array[np.argsort(-scores, kind="stable")].tolist()
+        return ranked
 
 
 def _mixed(value: int) -> int:

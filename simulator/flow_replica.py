@@ -15,6 +15,7 @@ from backend.engine.block_pool import BlockPool
 from backend.engine.messages import SamplingParams, SequenceRequest
 from backend.engine.prefix_cache import PrefixCache
 from backend.engine.sequence import Sequence
+from simulator.replica import leading_cached
 from simulator.requests import SimulatedRequest
 from simulator.step_time import ReplicaProfile
 
@@ -59,12 +60,7 @@ class FlowReplica:
 
     def num_matching(self, request: SimulatedRequest) -> int:
         """Leading blocks of the prompt that are cached here now."""
-        found = 0
-        for digest in request.digests[: self._num_matchable(request)]:
-            if not self._cache.holds(digest):
-                break
-            found += 1
-        return found
+        return leading_cached(self._cache, request.digests[: self._num_matchable(request)])
 
     def submit(self, request: SimulatedRequest, now_s: float) -> None:
         """Run a request, or queue it when the batch or the cache is full."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections import defaultdict
 from collections.abc import Mapping
 
 import msgspec
-import numpy as np
 
+from simulator.histogram import Histogram
 from simulator.requests import SimulatedRequest
 
 PERCENTILES = (50, 90, 99)
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Seconds."""
+    """Seconds, within half a percent (:mod:`simulator.histogram`)."""
 
     p50: float
     p90: float
@@ -62,13 +60,13 @@ class Targets(msgspec.Struct, frozen=True):
 
 
 class Recorder:
-    """Collects finished requests in arrays, so that millions of them fit."""
+    """Sums up finished requests; keeps none of them, so that memory does not grow with their number."""
 
     def __init__(self, window_s: float, targets: Targets) -> None:
         self._window_s = window_s
         self._targets = targets
-        self._ttft = array("d")
-        self._tpot = array("d")
+        self._ttft = Histogram()
+        self._tpot = Histogram()
         self._prompt = self._cached = self._output = self._good = self._retried = 0
         self._windows: dict[int, _WindowSums] = defaultdict(_WindowSums)
         self._last_s = 0.0
@@ -79,14 +77,15 @@ class Recorder:
         assert request.finished_s is not None
         ttft = request.first_token_s - request.arrival_s
         rest = request.output_tokens - 1
-        tpot = (request.finished_s - request.first_token_s) / rest if rest > 0 else math.nan
-        self._ttft.append(ttft)
-        self._tpot.append(tpot)
+        tpot = (request.finished_s - request.first_token_s) / rest if rest > 0 else 0.0
+        self._ttft.add(ttft)
+        if rest > 0:
+            self._tpot.add(tpot)
         self._prompt += request.prompt_tokens
         self._cached += request.cached_tokens
         self._output += request.output_tokens
         self._retried += request.num_attempts > 1
-        self._good += ttft <= self._targets.ttft_s and not tpot > self._targets.tpot_s
+        self._good += ttft <= self._targets.ttft_s and tpot <= self._targets.tpot_s
         self._windows[int(request.arrival_s // self._window_s)].add(request, ttft)
         self._last_s = max(self._last_s, request.finished_s)
 
@@ -99,7 +98,7 @@ class Recorder:
         return Results(
             policy=policy,
             num_replicas=num_replicas,
-            num_requests=len(self._ttft),
+            num_requests=self._ttft.num_values,
             num_refused=num_refused,
             num_retried=self._retried,
             duration_s=self._last_s,
@@ -107,8 +106,8 @@ class Recorder:
             cached_tokens=self._cached,
             output_tokens=self._output,
             hit_ratio=self._cached / self._prompt if self._prompt else 0.0,
-            ttft=_percentiles(self._ttft),
-            tpot=_percentiles(self._tpot),
+            ttft=Percentiles(*self._ttft.percentiles(PERCENTILES)),
+            tpot=Percentiles(*self._tpot.percentiles(PERCENTILES)),
             imbalance=max(loads) / mean if mean else 0.0,
             goodput=self._good / self._last_s if self._last_s else 0.0,
             windows=[sums.window(index * self._window_s) for index, sums in sorted(self._windows.items())],
@@ -120,25 +119,13 @@ class _WindowSums:
 
     def __init__(self) -> None:
         self.prompt = self.cached = 0
-        self.ttft = array("f")
+        self.ttft = Histogram()
 
     def add(self, request: SimulatedRequest, ttft: float) -> None:
         self.prompt += request.prompt_tokens
         self.cached += request.cached_tokens
-        self.ttft.append(ttft)
+        self.ttft.add(ttft)
 
     def window(self, start_s: float) -> Window:
-        return Window(
-            start_s,
-            len(self.ttft),
-            self.cached / self.prompt,
-            float(np.median(np.frombuffer(self.ttft, "f"))),
-        )
-
-
-def _percentiles(values: array[float]) -> Percentiles:
-    seen = np.frombuffer(values, dtype="d") if values else np.array([])
-    seen = seen[~np.isnan(seen)]
-    if not len(seen):
-        return Percentiles(0.0, 0.0, 0.0)
-    return Percentiles(*(float(value) for value in np.percentile(seen, PERCENTILES)))
+        (median,) = self.ttft.percentiles((50,))
+        return Window(start_s, self.ttft.num_values, self.cached / self.prompt, median)

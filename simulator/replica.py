@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import takewhile
+
 from backend.engine.block_pool import BlockPool
 from backend.engine.limits import SchedulerLimits
 from backend.engine.messages import SamplingParams, SequenceRequest
@@ -68,12 +71,9 @@ class SteppedReplica:
 
     def num_matching(self, request: SimulatedRequest) -> int:
         """Leading blocks of the prompt that are cached here now."""
-        found = 0
-        for digest in request.digests[: (request.prompt_tokens - 1) // self._block_tokens]:
-            if not self._cache.holds(digest):
-                break
-            found += 1
-        return found
+        return leading_cached(
+            self._cache, request.digests[: (request.prompt_tokens - 1) // self._block_tokens]
+        )
 
     def submit(self, request: SimulatedRequest, now_s: float) -> None:
         """Queue a request; it is admitted in the next step."""
@@ -170,3 +170,8 @@ class SteppedReplica:
         )
         sequence.block_hashes = list(request.digests)
         return sequence
+
+
+def leading_cached(cache: PrefixCache, digests: Iterable[bytes]) -> int:
+    """How many blocks of a prompt are cached before the first that is not."""
+    return sum(1 for _ in takewhile(cache.holds, digests))
