@@ -110,7 +110,9 @@ def _install_npm(directory: Path) -> None:
 
 def _install_python(directory: Path) -> None:
     pip = [str(directory / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-    for command in ([sys.executable, "-m", "venv", str(directory)], [*pip, "-r", "requirements.txt"]):
+    # The pins are complete, so that there is nothing to resolve.
+    install = [*pip, "--no-deps", "-r", "requirements.txt"]
+    for command in ([sys.executable, "-m", "venv", str(directory)], install):
         done = subprocess.run(
             command, cwd=directory, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S
         )
