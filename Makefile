@@ -54,7 +54,7 @@ IN_PARALLEL := -n $(TEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install up down status logs model test test-fast fast-tests test-kernels gpu-check test-billing-million test-parallel test-postgres test-clients test-judges bench-engine bench-model \
-        bench-gateway bench-simulator verify-kimi load replay bill-check soak \
+        bench-gateway bench-simulator bench-million verify-kimi load replay bill-check soak \
         simulate fmt lint type arch docs
 
 help: ## List the verbs.
@@ -173,6 +173,10 @@ bench-gateway: $(VENV)/.installed-dev ## Measure the gateway.
 
 bench-simulator: $(VENV)/.installed-dev model ## Play a trace on two live replicas and in the simulator; compare (five minutes).
 	@$(BIN)/python -m tests.bench.bench_simulator
+
+bench-million: $(VENV)/.installed-dev ## Simulate a million sessions on 1,024 replicas (4 million requests; five minutes of one core).
+	@$(BIN)/embergate simulate run --replicas 1024 --policies rendezvous --fidelity flow --sessions 1000000 \
+	    --rate 400 --turns 4 $(SIMULATE_ARGS)
 
 verify-kimi: $(VENV)/.installed model ## Verify a served Kimi from outside: the tiny one, or VERIFY_ARGS="--url ... --token ... --model ...".
 	@$(BIN)/python -m loadtest.verify_kimi $(VERIFY_ARGS)

@@ -29,7 +29,7 @@ class Histogram:
         self.num_values += 1
 
     def percentiles(self, wanted: Sequence[float]) -> list[float]:
-        """The values that ``wanted`` percent (ascending) do not exceed, by nearest rank; 0 for none at all."""
+        """The values that ``wanted`` percent (ascending) do not exceed, by nearest rank; 0 for none."""
         if not self.num_values:
             return [0.0] * len(wanted)
         found: list[float] = []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import resource
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from embergate.commands.simulation_options import policies_of, scenario_of, work
 from embergate.config_file import Settings
 from embergate.refusal import Refusal
 from embergate.terminal import print_json, print_table, say, voice
+from embergate.voice import Voice
 from simulator.assumptions import assumptions
 from simulator.cost import Bill, bill_of
 from simulator.measures import Results
@@ -27,6 +29,9 @@ from simulator.policies import make_policies
 from simulator.scenario import Scenario, SessionSource
 from simulator.sizing import Need, least_replicas
 from simulator.trace import TraceError
+
+_SURE_AFTER_S = 3.0
+"""So long it takes until the rest can be told from what is done."""
 
 
 @click.group()
@@ -136,12 +141,7 @@ def _run(scenario: Scenario, policy: str, *, quiet: bool) -> Results:
     gc.disable()
     try:
         with voice() as speaker:
-            total = _num_expected(scenario)
-
-            def progress(num_requests: int, now_s: float) -> None:
-                share = min(1.0, num_requests / total) if total else 0.0
-                speaker.progress(share, f"{policy}: {num_requests:,} requests, {now_s / 60:,.0f} min")
-
+            progress = _reporter(speaker, policy, _num_expected(scenario))
             results = scenario.run(policy, (lambda num, now_s: None) if quiet else progress)
             if not quiet:
                 speaker.progress(1.0, f"{policy}: {results.num_requests:,} requests")
@@ -150,8 +150,25 @@ def _run(scenario: Scenario, policy: str, *, quiet: bool) -> Results:
     finally:
         gc.enable()
     if not quiet:
-        say(f"{policy}: {results.num_requests:,} requests in {time.process_time() - started:.1f} s of CPU")
+        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        say(
+            f"{policy}: {results.num_requests:,} requests in {time.process_time() - started:.1f} s of CPU; "
+            f"this process has had {peak_mib:,.0f} MiB of memory at most"
+        )
     return results
+
+
+def _reporter(speaker: Voice, policy: str, total: float) -> Callable[[int, float], None]:
+    """Moves the bar, and says how long it may still take once that can be told."""
+    began = time.monotonic()
+
+    def progress(num_requests: int, now_s: float) -> None:
+        share = min(1.0, num_requests / total) if total else 0.0
+        passed = time.monotonic() - began
+        left = f", {passed * (1.0 - share) / share:,.0f} s left" if share and passed > _SURE_AFTER_S else ""
+        speaker.progress(share, f"{policy}: {num_requests:,} requests, {now_s / 60:,.0f} min{left}")
+
+    return progress
 
 
 def _num_expected(scenario: Scenario) -> float:
