@@ -120,17 +120,55 @@ class SpeculationConfig(_Section, frozen=True):
 class ParallelConfig(_Section, frozen=True):
     """Processes (ranks) that hold one replica's model together, ``tensor * expert`` of them.
 
-    ``tensor`` of them share every matrix out, ``expert`` of them the experts. ``exchange_timeout_s``: a rank
-    that the others wait for so long is lost, and the replica with it.
+    ``tensor`` of them share every matrix out, ``expert`` of them the experts. Or ``data``: so many whole
+    replicas, each with its own sequences, cache and attention, that share the experts out among themselves
+    (:mod:`backend.parallel.crew`); this one is number ``data_rank``, and they meet at ``meeting``, HOST:PORT.
+    In ``config.yaml`` these two are of the first local replica, and of a free port on this machine.
+    ``exchange_timeout_s``: a rank that the others wait for so long is lost, and the replica with it.
     """
 
     tensor: int = 1
     expert: int = 1
+    data: int = 1
+    data_rank: int = 0
+    meeting: str = ""
     exchange_timeout_s: float = 120.0
 
     @property
     def world(self) -> int:
         return self.tensor * self.expert
+
+
+class TransferConfig(_Section, frozen=True):
+    """KV blocks between replicas; one takes part when its role is not ``both`` or ``is_enabled`` is set.
+
+    It listens for others on ``port`` (null: any free one) of its host; ``address`` is what gateways hand on,
+    with ``{id}`` for the replica's id, where that differs. ``buffer_mib`` of memory hold blocks on their way.
+    ``max_blocks_per_step`` are copied between two steps at most; ``max_share`` of the KV cache may be kept
+    for blocks on their way in. ``connect_timeout_s``, ``stall_timeout_s`` (nothing comes) and
+    ``transfer_timeout_s`` (a prompt as a whole) end a transfer, and the prompt is computed where its answer
+    is. ``lease_s``: how long a block is kept for somebody who does not come for it. ``links`` are tried in
+    this order.
+    """
+
+    is_enabled: bool = False
+    port: int | None = None
+    address: str = ""
+    buffer_mib: int = 128
+    max_transfers: int = 64
+    max_frame_bytes: int = 64 * 1024 * 1024
+    max_blocks_per_step: int = 16
+    max_share: float = 0.5
+    connect_timeout_s: float = 1.0
+    stall_timeout_s: float = 15.0
+    transfer_timeout_s: float = 120.0
+    lease_s: float = 30.0
+    links: tuple[Literal["nixl", "memory", "tcp"], ...] = ("nixl", "memory", "tcp")
+
+
+Role = Literal["both", "prefill", "decode"]
+"""What a replica does of a request: all of it, only its prompt for others, or all for which no other is asked
+to compute the prompt."""
 
 
 class TelemetryConfig(_Section, frozen=True):
@@ -181,4 +219,11 @@ class BackendConfig(_Section, frozen=True):
     speculation: SpeculationConfig = SpeculationConfig()
     parallel: ParallelConfig = ParallelConfig()
     registration: RegistrationConfig = RegistrationConfig()
+    role: Role = "both"
+    transfer: TransferConfig = TransferConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+
+    @property
+    def exchanges_blocks(self) -> bool:
+        """Whether blocks go to and come from other replicas."""
+        return self.transfer.is_enabled or self.role != "both"

@@ -36,6 +36,7 @@ from backend.text.grammar_compiler import GrammarCompiler
 from backend.text.grammar_tokenizer import build_grammar_tokenizer
 from backend.text.media import ImageLimits
 from backend.text.model_text import ModelTextError, load_model_text
+from backend.transfer.service import TransferService
 
 StartEngine = Callable[[BackendConfig, Callable[[StartProgress], None]], Awaitable[Engine]]
 
@@ -126,6 +127,7 @@ class ReplicaServer:
         self._prompts: PromptEncoder | None = None
         self._engine: Engine | None = None
         self._registrar: Registrar | None = None
+        self._transfers: TransferService | None = None
         self._stop = asyncio.Event()
         self._is_closed = False
 
@@ -168,7 +170,8 @@ class ReplicaServer:
         except EngineStartError as error:
             raise ReplicaStartError(str(error)) from error
         self._prompts = await asyncio.to_thread(load_prompt_encoder, self._config, self._engine.info)
-        self._state.become_ready(self._engine, self._prompts)
+        self._transfers = await self._start_transfers(self._engine)
+        self._state.become_ready(self._engine, self._prompts, self._transfers)
         self._registrar = self._register(self._engine.info)
         _log.info("ready", extra={"fields": {"model": self._config.model.served_as}})
 
@@ -196,6 +199,8 @@ class ReplicaServer:
             await self._registrar.stop()
         await self._runner.cleanup()
         await self._calls.wait_settled()
+        if self._transfers is not None:
+            await self._transfers.close()
         if self._engine is not None:
             await self._engine.close()
         if self._prompts is not None:
@@ -203,6 +208,22 @@ class ReplicaServer:
         self._checker.close()
         # The exporters' last call blocks.
         await asyncio.to_thread(self._telemetry.shutdown)
+
+    async def _start_transfers(self, engine: Engine) -> TransferService | None:
+        if engine.info.exchange is None:
+            return None
+        try:
+            service = TransferService(self._config, engine, engine.info.exchange)
+            await service.start()
+        except (OSError, ValueError) as error:
+            raise ReplicaStartError(f"transfer: {error}") from error
+        return service
+
+    async def _wait_idle(self) -> None:
+        """Until no request is open, here or for another replica."""
+        await self._calls.wait_idle()
+        if self._transfers is not None:
+            await self._transfers.wait_idle()
 
     def _register(self, info: EngineInfo) -> Registrar | None:
         if not self._config.registration.gateways:
@@ -230,7 +251,7 @@ class ReplicaServer:
         await _first_of(died, stopping)
         if not died.done():
             _log.info("draining", extra={"fields": {"num_open": self._calls.num_open}})
-            idle = asyncio.create_task(self._calls.wait_idle())
+            idle = asyncio.create_task(self._wait_idle())
             await _first_of(idle, died, timeout_s=self._config.shutdown_grace_s)
             idle.cancel()
         if not died.done():

@@ -42,9 +42,12 @@ CHAT_PATH = "/v1/chat/completions"
 EMBEDDINGS_PATH = "/v1/embeddings"
 REGISTRATION_PATH = "/internal/replicas"
 SIGNATURE_HEADER = "x-embergate-signature"
+PREFILL_HEADER = "x-embergate-prefill"
+"""Where a replica lets the prompt of a completion be computed, as ``host:port``; from gateways only."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
+Role = Literal["both", "prefill", "decode"]
 EmbeddingInput = list[str | list[int]]
 EncodingFormat = Literal["float", "base64"]
 Pooling = Literal["mean", "cls"]
@@ -214,13 +217,23 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """``fraction`` (0 to 1) of the start is done, and ``stage`` says in a few words what is being done."""
+    """``fraction`` (0 to 1) of the start is done, and ``stage`` says in a few words what is being done.
+
+    ``role``: what the replica does of a request (all of it, prompts for others, answers to prompts that
+    others computed); with ``can_fetch`` it can be told to have a prompt computed elsewhere. ``transfer`` is
+    where it computes prompts for others, as ``host:port``, "" where it does not; ``kv_room_tokens`` what its
+    KV cache could take in now, -1 when it does not say.
+    """
 
     status: Literal["starting", "ready", "draining"]
     replica_id: str
     model: str = ""
     stage: str = ""
     fraction: float = 1.0
+    role: Role = "both"
+    transfer: str = ""
+    can_fetch: bool = False
+    kv_room_tokens: int = -1
 
 
 class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):

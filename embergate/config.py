@@ -22,16 +22,18 @@ from backend.config import (
     ModelSource,
     ParallelConfig,
     RegistrationConfig,
+    Role,
     SchedulerConfig,
     SpeculationConfig,
     TelemetryConfig,
     TextConfig,
+    TransferConfig,
 )
 from backend.embeddings.config import EmbeddingReplicaConfig
 from billing.config import BillingConfig
 from gateway.config import EMBEDDINGS_TASK, TEXT_TASK, GatewayConfig, ReplicaAddress, ServedModel, Task
 
-OWN_FIELDS = frozenset({"replica_id", "model", "port", "pool_token"})
+OWN_FIELDS = frozenset({"replica_id", "model", "port", "pool_token", "role"})
 """What differs from one local replica to the next; everything else of a replica stands in ``replicas``."""
 
 
@@ -87,7 +89,8 @@ class ModelConfig(_Section, frozen=True, kw_only=True):
 class ReplicasConfig(_Section, frozen=True, kw_only=True):
     """The local replicas, all alike, on consecutive ports, and the addresses of replicas run elsewhere.
 
-    ``model`` is the catalog id that the local ones serve; empty means the first of ``models``. What else is
+    ``model`` is the catalog id that the local ones serve; empty means the first of ``models``. ``roles`` are
+    theirs in order; further ones are ``both``. What else is
     here means what it means in :class:`backend.config.BackendConfig`.
     """
 
@@ -110,6 +113,8 @@ class ReplicasConfig(_Section, frozen=True, kw_only=True):
     speculation: SpeculationConfig = SpeculationConfig()
     parallel: ParallelConfig = ParallelConfig()
     registration: RegistrationConfig = RegistrationConfig()
+    roles: list[Role] = []
+    transfer: TransferConfig = TransferConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     addresses: list[ReplicaAddress] = []
 
@@ -302,6 +307,7 @@ class Config(_Section, frozen=True, kw_only=True):
             for field in msgspec.structs.fields(BackendConfig)
             if field.name not in OWN_FIELDS
         }
+        alike["parallel"] = self._parallel(index)
         own = BackendConfig(
             replica_id=replica_id or self.local_addresses()[index].id,
             model=ModelSource(
@@ -312,5 +318,20 @@ class Config(_Section, frozen=True, kw_only=True):
             ),
             port=replicas.base_port + index,
             pool_token=pool_token,
+            role=replicas.roles[index] if index < len(replicas.roles) else "both",
         )
         return msgspec.structs.replace(own, **{**alike, "device": device})
+
+    def _parallel(self, index: int) -> ParallelConfig:
+        """Which member of which crew local replica ``index`` is; the crews of one machine meet behind the
+        replicas' ports.
+        """
+        replicas, own = self.replicas, self.replicas.parallel
+        if own.data == 1:
+            return own
+        port = replicas.base_port + replicas.count + index // own.data
+        return msgspec.structs.replace(
+            own,
+            data_rank=own.data_rank + index % own.data,
+            meeting=own.meeting or f"127.0.0.1:{port}",
+        )

@@ -290,6 +290,7 @@ def _check_replicas(config: Config) -> None:
         if unknown := set(address.models) - ids:
             raise ConfigError(f"replicas.addresses[{index}].models: {min(unknown)} is not an id in models")
     _check_registration(config)
+    _check_crews(config)
     if not any(map(config.is_served, config.models)):
         raise ConfigError("replicas: no replica serves any of models")
     device = replicas.device.device
@@ -309,6 +310,22 @@ def _check_registration(config: Config) -> None:
         )
     if own.gateways and not own.interval_s < own.lease_s:
         raise ConfigError("replicas.registration.lease_s: must be longer than interval_s")
+
+
+def _check_crews(config: Config) -> None:
+    """Replicas that share experts come in whole crews, unless some are on other machines."""
+    own, count = config.replicas.parallel, config.replicas.count
+    if own.data < 1:
+        raise ConfigError("replicas.parallel.data: expected a number of at least 1, got 0")
+    if own.data == 1:
+        return
+    if own.tensor * own.expert != 1:
+        raise ConfigError("replicas.parallel.data: takes tensor 1 and expert 1")
+    if not own.meeting and count % own.data:
+        raise ConfigError(
+            f"replicas.count: {count} replicas are no whole number of crews of parallel.data {own.data}; "
+            "when some are on other machines, say where they meet (replicas.parallel.meeting)"
+        )
 
 
 def _check_ports(section: str, base_port: int, count: int) -> None:

@@ -75,6 +75,7 @@ from gateway.registrations import Registrations
 from gateway.replicas import Replica, ReplicaTable
 from gateway.routing import Ranking, RendezvousRanking, RingRanking
 from gateway.secret_files import CACHE_SALT_SECRET, GATEWAY_ID, POOL_TOKEN, load_or_create
+from gateway.splitting import Splitter
 from gateway.surfaces import build_surfaces
 from gateway.telemetry import RequestTracing, Telemetry
 
@@ -233,7 +234,7 @@ class Gateway:
         dispatcher = Dispatcher(
             self.table,
             self._client,
-            self._build_ranking(),
+            Splitter(self._build_ranking(), self._build_ranking(), predictions, config.routing),
             predictions,
             self._replica_headers,
             max_attempts=config.routing.max_attempts,

@@ -93,6 +93,8 @@ class Call:
     reservation: Reservation = field(init=False)
     rate_headers: Headers = ()
     replica: Replica = field(init=False)
+    prefill: Replica | None = None
+    prefill_id: str = ""
     session: str = ""
     affinity_key: str = ""
     num_attempts: int = 0

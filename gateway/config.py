@@ -59,6 +59,10 @@ class RoutingConfig(_Section, frozen=True):
 
     When every replica is full, at most ``max_waiting`` requests wait, each at most ``capacity_wait_s``,
     before they are refused. ``max_tracked_sessions`` bounds the table that predicts cached tokens.
+
+    Where there are replicas of the role prefill: a prompt with ``min_split_tokens`` or more that are probably
+    not cached where its answer is (by about four bytes a token) is computed by one of them, as long as that
+    has fewer than ``max_prefills_per_replica`` to compute.
     """
 
     policy: Literal["rendezvous", "ring"] = "rendezvous"
@@ -67,6 +71,8 @@ class RoutingConfig(_Section, frozen=True):
     capacity_wait_s: float = 10.0
     max_waiting: int = 1024
     max_tracked_sessions: int = 50_000
+    min_split_tokens: AtLeastOne = 256
+    max_prefills_per_replica: AtLeastOne = 16
 
 
 class UpstreamConfig(_Section, frozen=True):

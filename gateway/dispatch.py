@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from backend.wire import BadReplicaMessageError, ErrorBody, ErrorDetail, TokenUsage, decode_usage
+from backend.wire import (
+    PREFILL_HEADER,
+    BadReplicaMessageError,
+    ErrorBody,
+    ErrorDetail,
+    TokenUsage,
+    decode_usage,
+)
 from gateway.call import Answer, Call, Interruption
 from gateway.client import (
     ReplicaClient,
@@ -27,7 +34,7 @@ from gateway.errors import Refusal, no_capacity, timed_out, unavailable
 from gateway.predictions import CachePredictions
 from gateway.replicas import Replica, ReplicaTable
 from gateway.responses import stream_headers
-from gateway.routing import Ranking
+from gateway.splitting import Splitter
 from gateway.sse import BrokenStreamError, StreamRelay
 from gateway.wire.openai import usage_of
 from gateway.wire.replica import decode_refusal
@@ -68,7 +75,7 @@ class Dispatcher:
         self,
         table: ReplicaTable,
         client: ReplicaClient,
-        ranking: Ranking[Replica],
+        splitter: Splitter,
         predictions: CachePredictions,
         headers: Sequence[tuple[str, str]],
         *,
@@ -78,7 +85,7 @@ class Dispatcher:
     ) -> None:
         self._table = table
         self._client = client
-        self._ranking = ranking
+        self._splitter = splitter
         self._predictions = predictions
         self._headers = tuple(headers)
         self._max_attempts = max_attempts
@@ -95,7 +102,8 @@ class Dispatcher:
         Raises:
             Refusal: the request is wrong, or no replica could answer it; the client got no byte.
         """
-        ranking = self._ranking(call.account_id, call.affinity_key, self._table.serving(model))
+        serving = self._table.serving(model)
+        ranking = self._splitter.rank(call, serving)
         busy: set[Replica] = set()
         failed: set[Replica] = set()
         for _ in range(self._max_attempts):
@@ -109,7 +117,7 @@ class Dispatcher:
                     raise no_capacity() from None
                 raise
             try:
-                return await self._attempt(call, replica, body, headers)
+                return await self._attempt_split(call, replica, serving, body, headers)
             except ReplicaBusyError:
                 busy.add(replica)
             except ReplicaTimeoutError as error:
@@ -122,6 +130,33 @@ class Dispatcher:
             finally:
                 self._table.put_back(replica)
         raise no_capacity() if busy else unavailable()
+
+    async def _attempt_split(
+        self,
+        call: Call,
+        replica: Replica,
+        serving: Sequence[Replica],
+        body: bytes,
+        headers: Sequence[tuple[str, str]],
+    ) -> Answer | Interruption:
+        """Let ``replica`` answer, and perhaps another compute the prompt for it."""
+        prefill = call.prefill = self._splitter.choose_prefill(call, replica, serving)
+        if prefill is None:
+            return await self._attempt(call, replica, body, headers)
+        prefill.num_prefills += 1
+        call.prefill_id = prefill.id
+        try:
+            place = (PREFILL_HEADER, prefill.transfer)
+            return await self._attempt(call, replica, body, (*headers, place))
+        finally:
+            self._end_prefill(call)
+
+    @staticmethod
+    def _end_prefill(call: Call) -> None:
+        """The prompt is computed, or not wanted any more."""
+        if call.prefill is not None:
+            call.prefill.num_prefills -= 1
+            call.prefill = None
 
     async def _attempt(
         self, call: Call, replica: Replica, body: bytes, headers: Sequence[tuple[str, str]]
@@ -162,6 +197,7 @@ class Dispatcher:
         def write(data: bytes) -> None:
             if not exchange.is_started:
                 start_stream(call)
+                self._end_prefill(call)
             if call.span is not None:
                 _note_finish_reasons(call, data)
             elif form is None:

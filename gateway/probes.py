@@ -10,7 +10,7 @@ import msgspec
 from backend.wire import Health
 from gateway.client import ReplicaClient, ReplicaError
 from gateway.config import HealthConfig
-from gateway.replicas import HealthState, Replica, ReplicaTable
+from gateway.replicas import Replica, ReplicaTable
 
 _log = logging.getLogger(__name__)
 _MAX_HEALTH_BYTES = 64 * 1024
@@ -53,17 +53,18 @@ class HealthProber:
 
     async def _probe(self, replica: Replica) -> None:
         before = replica.health
-        health = await self._ask(replica)
+        said = await self._ask(replica)
         if replica not in self._table.replicas:
             return
-        if health is None:
+        if said is None:
             self._table.report_failure(replica)
         else:
-            self._table.report_answer(replica, health)
+            replica.note(said)
+            self._table.report_answer(replica, said.status)
         if replica.health != before:
             _log.info("replica %s: %s -> %s", replica.id, before, replica.health)
 
-    async def _ask(self, replica: Replica) -> HealthState | None:
+    async def _ask(self, replica: Replica) -> Health | None:
         """What the replica says about itself; None when it says nothing, or nothing that can be
         understood.
         """
@@ -74,6 +75,6 @@ class HealthProber:
         except ReplicaError:
             return None
         try:
-            return msgspec.json.decode(body, type=Health).status
-        except msgspec.DecodeError:
-            return "ready" if status == 200 else None  # an OpenAI-compatible server of another make
+            return msgspec.json.decode(body, type=Health)
+        except msgspec.DecodeError:  # an OpenAI-compatible server of another make
+            return Health(status="ready", replica_id=replica.id) if status == 200 else None

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
+from backend.wire import Health, Role
 from gateway.config import HealthConfig, ReplicaAddress, RoutingConfig
 from gateway.errors import no_capacity, unavailable
 
@@ -27,9 +28,23 @@ class Replica:
         health: only ``ready`` replicas get new requests.
         num_in_flight: requests of this process that it is working on.
         num_failures: failures in a row.
+        role, transfer, can_fetch, kv_room_tokens: what it last said (:class:`backend.wire.Health`).
+        num_prefills: prompts of this process that it computes for others.
     """
 
-    __slots__ = ("address", "health", "id", "num_failures", "num_in_flight", "weight")
+    __slots__ = (
+        "address",
+        "can_fetch",
+        "health",
+        "id",
+        "kv_room_tokens",
+        "num_failures",
+        "num_in_flight",
+        "num_prefills",
+        "role",
+        "transfer",
+        "weight",
+    )
 
     def __init__(self, address: ReplicaAddress) -> None:
         self.address = address
@@ -38,6 +53,16 @@ class Replica:
         self.health: HealthState = "starting"
         self.num_in_flight = 0
         self.num_failures = 0
+        self.role: Role = "both"
+        self.transfer = ""
+        self.can_fetch = False
+        self.kv_room_tokens = -1
+        self.num_prefills = 0
+
+    def note(self, said: Health) -> None:
+        """Take in what it says about itself."""
+        self.role, self.transfer, self.can_fetch = said.role, said.transfer, said.can_fetch
+        self.kv_room_tokens = said.kv_room_tokens
 
     def serves(self, model: str) -> bool:
         """An address that lists no models serves all of them."""

@@ -20,7 +20,7 @@ from backend.engine.block_pool import BlockPool, OutOfBlocksError
 from backend.engine.block_tags import BlockTags
 from backend.engine.kv_blocks import KvBlocks
 from backend.engine.prefix_cache import PrefixCache
-from backend.engine.sequence import expect
+from backend.engine.sequence import Sequence, expect
 from backend.transfer.payload import KvLayout
 
 
@@ -59,9 +59,20 @@ class BlockStore:
         return len(self._holds)
 
     @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    @property
     def num_available(self) -> int:
         """Blocks that could be put in now, the cached ones that would be evicted for it included."""
         return self._pool.num_available
+
+    def hash_blocks(self, sequence: Sequence) -> int:
+        """Hash the full blocks of a sequence's prompt, so that they can be held by name; how many."""
+        num_blocks = sequence.num_prompt_tokens // self.layout.block_size
+        if num_blocks:
+            self._cache.digest(sequence, num_blocks - 1)
+        return num_blocks
 
     def has(self, digest: bytes) -> bool:
         """Whether the prefix cache has this block now."""

@@ -32,7 +32,9 @@ from backend.engine.messages import (
     SequenceRequest,
     StartProgress,
     StepOutputs,
+    ToExchange,
     TokenOutput,
+    TransferReport,
 )
 
 WORKER_MODULE = "backend.engine.worker"
@@ -164,6 +166,7 @@ class EngineClient:
         self._transport: asyncio.Transport | None = None
         self._streams: dict[int, SequenceStream] = {}
         self._stats = EngineStats()
+        self._on_transfers: Callable[[TransferReport], None] = lambda report: None
         self._ids = itertools.count(1)
         self._failure = "the engine process has ended"
         self._killer: asyncio.TimerHandle | None = None
@@ -252,6 +255,15 @@ class EngineClient:
         if self._transport is not None and sequence_id in self._streams:
             self._transport.write(encode_frame(AbortSequences([sequence_id])))
 
+    def tell(self, message: ToExchange) -> None:
+        """Say something about blocks on their way; nothing happens when the engine process is gone."""
+        if self._transport is not None:
+            self._transport.write(encode_frame(message))
+
+    def on_transfers(self, callback: Callable[[TransferReport], None]) -> None:
+        """Call ``callback`` with every report of blocks on their way."""
+        self._on_transfers = callback
+
     async def close(self) -> None:
         """End the engine process: it exits after the step in progress, or is killed after a grace."""
         self._lose_connection("the engine was shut down")
@@ -286,6 +298,8 @@ class EngineClient:
             self._stats = message.stats
             for output in message.outputs:
                 self._deliver(output)
+        elif isinstance(message, TransferReport):
+            self._on_transfers(message)
         elif isinstance(message, StartProgress):
             self._on_progress(message)
         elif isinstance(message, EngineInfo):

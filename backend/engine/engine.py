@@ -13,9 +13,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from itertools import accumulate
 
+import msgspec
 from torch import Tensor
 
-from backend.config import BackendConfig
+from backend.config import BackendConfig, TransferConfig
 from backend.engine.block_pool import BlockPool
 from backend.engine.block_store import BlockStore
 from backend.engine.block_tags import BlockTags
@@ -33,7 +34,10 @@ from backend.engine.speculation import PromptLookup
 from backend.engine.step import ScheduledChunk, ShouldStop, StepInterruptedError, StepPlan
 from backend.engine.step_builder import Step
 from backend.engine.step_runner import StepRunner
+from backend.engine.transfers import Transfers
 from backend.engine.watch import Watch
+from backend.transfer.exchange import Exchange
+from backend.transfer.payload import KvLayout
 
 MAX_FAILURES_IN_A_ROW = 3
 """Sequences that may fail in the model, without one success between, before the engine itself is to blame."""
@@ -101,6 +105,7 @@ class Engine:
             None if kv is None or not self._cache else BlockStore(self._pool, self._cache, self._tags, kv)
         )
         """Blocks in and out besides steps; None where that cannot be."""
+        self.transfers: Transfers | None = None
         guesses = config.speculation
         lookup = PromptLookup(guesses.max_draft_tokens, guesses.match_tokens) if guesses.enabled else None
         self._scheduler = Scheduler(self._limits, self._pool, self._cache, lookup)
@@ -117,6 +122,20 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a sequence is running or waiting."""
         return self._scheduler.has_work
+
+    def connect(self, make_exchange: Callable[[KvLayout], Exchange], config: TransferConfig) -> None:
+        """Let blocks leave and enter from now on; call once, before the first sequence.
+
+        Raises:
+            ValueError: this engine's blocks cannot leave it.
+        """
+        if self.store is None:
+            raise ValueError(
+                "role, transfer: blocks cannot leave a replica of several ranks or without a prefix cache"
+            )
+        exchange = make_exchange(self.store.layout)
+        self.transfers = Transfers(self.store, exchange, config, self._clock_s)
+        self.info = msgspec.structs.replace(self.info, exchange=exchange.info)
 
     def prepare(self, request: SequenceRequest) -> Compilation | None:
         """Begin with what a sequence needs beside its steps: its grammar, compiled in a thread.
@@ -135,6 +154,8 @@ class Engine:
                 raise RefusedError("invalid_request", "media: this model takes text only")
             sequence = Sequence(request, eos_token_ids=self.info.eos_token_ids, arrived_at_s=self._clock_s())
             self._scheduler.add(sequence, reject_if_busy=request.reject_if_busy)
+            if self.transfers is not None:
+                self.transfers.expect(request, sequence)
             self._sampler.expect(request)
         except RefusedError as refusal:
             self._put_refusal(request.sequence_id, refusal.code, refusal.message)
@@ -213,6 +234,9 @@ class Engine:
             num_evictions=0 if self._cache is None else self._cache.num_evictions,
             num_steps=self._num_steps,
             num_kv_mismatches=self._num_mismatches,
+            num_blocks_exported=0 if self.transfers is None else self.transfers.num_blocks_exported,
+            num_blocks_imported=0 if self.transfers is None else self.transfers.num_blocks_imported,
+            num_held_blocks=0 if self.store is None else self.store.num_held,
             busy_s=self._busy_s,
         )
 

@@ -4,9 +4,11 @@ A leaf module: no torch, no sockets. Frames are msgpack arrays (:mod:`backend.en
 always the same version of the code, so fields may change freely.
 
 ========================  ================================================================================
-towards the engine        :class:`Configure` (once, first), :class:`SequenceRequest`, :class:`AbortSequences`
+towards the engine        :class:`Configure` (once, first), :class:`SequenceRequest`, :class:`AbortSequences`;
+                          :class:`BeginImport`, :class:`PutBlocks`, :class:`EndImport`, :class:`FreeSlots`,
+                          :class:`EndExport`
 from the engine           :class:`StartProgress`, then :class:`EngineInfo` or :class:`StartFailed`, then one
-                          :class:`StepOutputs` per step
+                          :class:`StepOutputs` per step; :class:`TransferReport` where blocks are exchanged
 ========================  ================================================================================
 """
 
@@ -17,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from backend.config import BackendConfig
+from backend.transfer.payload import KvLayout
 
 SequenceFinish = Literal["stop", "length", "abort", "error"]
 
@@ -82,6 +85,11 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     stands for). ``media`` are the images of the prompt, in order; their digests are in the hashes of the
     blocks that they touch without being named in ``block_extras``. ``reject_if_busy`` refuses the sequence
     when it would have to wait for a place in the batch.
+
+    ``exports_from``: the full blocks of the prompt from this one on are put out for another replica as they
+    are done. ``told_cached_tokens``: another replica computed the prompt and found so many tokens of it
+    cached; that is what counts then, whatever is found here. ``lease_id`` is an import whose blocks are kept
+    until the sequence is admitted.
     """
 
     sequence_id: int
@@ -91,12 +99,47 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     block_extras: dict[int, bytes] = {}
     reject_if_busy: bool = False
     media: tuple[MediaSpan, ...] = ()
+    exports_from: int | None = None
+    told_cached_tokens: int | None = None
+    lease_id: int = 0
 
 
 class AbortSequences(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     """Stop these sequences; unknown and finished ones are ignored."""
 
     sequence_ids: list[int]
+
+
+class BeginImport(msgspec.Struct, frozen=True, array_like=True, tag="begin-import"):
+    """Make ready for the blocks ``digests`` of a prompt; those that are here already are kept."""
+
+    lease_id: int
+    digests: list[bytes]
+
+
+class PutBlocks(msgspec.Struct, frozen=True, array_like=True, tag="put"):
+    """Records of the next blocks of an import lie in these slots of the exchange, whole and checked."""
+
+    lease_id: int
+    slots: list[int]
+
+
+class EndImport(msgspec.Struct, frozen=True, array_like=True, tag="end-import"):
+    """The import is over, however it went: nothing is kept for it any more."""
+
+    lease_id: int
+
+
+class FreeSlots(msgspec.Struct, frozen=True, array_like=True, tag="free"):
+    """What was put out in these slots was taken."""
+
+    slots: list[int]
+
+
+class EndExport(msgspec.Struct, frozen=True, array_like=True, tag="end-export"):
+    """Nobody takes the blocks of this sequence any more."""
+
+    sequence_id: int
 
 
 class Configure(msgspec.Struct, frozen=True, array_like=True, tag="configure"):
@@ -167,6 +210,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_draft_tokens: int = 0
     num_right_draft_tokens: int = 0
     num_kv_mismatches: int = 0
+    num_blocks_exported: int = 0
+    num_blocks_imported: int = 0
+    num_held_blocks: int = 0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):
@@ -174,6 +220,52 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):
 
     outputs: list[TokenOutput]
     stats: EngineStats
+
+
+class ExportedBlock(msgspec.Struct, frozen=True, array_like=True):
+    """The record of block ``index`` of a sequence lies in ``slot``, ``num_bytes`` long. ``cached_tokens`` of
+    the prompt were found at its first admission, None before that.
+    """
+
+    sequence_id: int
+    index: int
+    slot: int
+    num_bytes: int
+    cached_tokens: int | None
+
+
+class ImportStep(msgspec.Struct, frozen=True, array_like=True):
+    """How far an import is: ``num_blocks`` of the prompt are here and kept; ``slots`` can be filled again.
+    ``failure`` ends it: what is here stays only as other cached blocks do.
+    """
+
+    lease_id: int
+    num_blocks: int
+    slots: list[int] = []
+    failure: str = ""
+
+
+class TransferReport(msgspec.Struct, frozen=True, array_like=True, tag="transfers"):
+    """What became of blocks on their way. ``ended_exports`` could not be completed, by sequence."""
+
+    exported: list[ExportedBlock]
+    imports: list[ImportStep]
+    ended_exports: list[int]
+
+
+class ExchangeInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The memory through which blocks leave and enter an engine: ``num_slots`` slots of ``slot_bytes`` in a
+    file that processes of this user on this machine can open at ``path``. The engine fills the first
+    ``num_outgoing`` of them, the HTTP process the others. The file begins with ``proof``, by which who opens
+    it knows that it is the right one.
+    """
+
+    path: str
+    proof: bytes
+    slot_bytes: int
+    num_slots: int
+    num_outgoing: int
+    layout: KvLayout
 
 
 class StartProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
@@ -202,7 +294,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     max_running: int
     max_waiting: int
     has_vision: bool = False
+    exchange: ExchangeInfo | None = None
 
 
-ToEngine = Configure | SequenceRequest | AbortSequences
-FromEngine = StartProgress | StartFailed | EngineInfo | StepOutputs
+ToExchange = BeginImport | PutBlocks | EndImport | FreeSlots | EndExport
+ToEngine = Configure | SequenceRequest | AbortSequences | ToExchange
+FromEngine = StartProgress | StartFailed | EngineInfo | StepOutputs | TransferReport

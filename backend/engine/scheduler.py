@@ -328,7 +328,9 @@ class Scheduler:
         sequence.num_computed_tokens = len(matched) * self.limits.block_size
         sequence.num_registered_blocks = len(matched)
         sequence.status = SequenceStatus.RUNNING
-        if sequence.cached_prompt_tokens is None:
+        if sequence.cached_prompt_tokens is None and (told := sequence.told_cached_tokens) is not None:
+            sequence.cached_prompt_tokens = min(told, sequence.num_prompt_tokens - 1)  # looked up elsewhere
+        elif sequence.cached_prompt_tokens is None:
             sequence.cached_prompt_tokens = sequence.num_computed_tokens
             self.counters.num_prompt_tokens += sequence.num_prompt_tokens
             self.counters.num_cached_prompt_tokens += sequence.num_computed_tokens

@@ -38,7 +38,8 @@ class Sequence:
     ``num_registered_blocks`` of them are in the prefix cache's hands.
 
     ``cached_prompt_tokens`` is None until the first admission and never changes after it, whatever happens to
-    the blocks later: it is what the customer's discount applies to.
+    the blocks later: it is what the customer's discount applies to. Where another replica computed the
+    prompt, it is what was found there (``told_cached_tokens``).
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class Sequence:
         "status",
         "stop_token_ids",
         "token_ids",
+        "told_cached_tokens",
     )
 
     def __init__(
@@ -75,6 +77,7 @@ class Sequence:
         self.cache_salt = request.cache_salt
         self.block_extras = request.block_extras
         self.media = request.media
+        self.told_cached_tokens = request.told_cached_tokens
         self.arrived_at_s = arrived_at_s
         self.queue_wait_s: float | None = None
         self.status = SequenceStatus.WAITING

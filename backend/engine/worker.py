@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import msgspec
 from llguidance import LLTokenizer
@@ -40,10 +41,12 @@ from backend.engine.messages import (
     StepOutputs,
     ToEngine,
 )
-from backend.telemetry import configure_logging
 from backend.engine.step_runner import StepRunner
+from backend.engine.transfers import take_message
+from backend.telemetry import configure_logging
 from backend.text.grammar_tokenizer import build_grammar_tokenizer
 from backend.text.model_text import load_model_text
+from backend.transfer.exchange import create_exchange
 
 IDLE_CHECK_AFTER_S = 1.0
 """Without work for this long, the engine checks its books once."""
@@ -65,6 +68,20 @@ LoadRunner = Callable[[BackendConfig, Report], StepRunner]
 LoadGrammars = Callable[[BackendConfig, StepRunner], GrammarPool]
 
 
+@runtime_checkable
+class Peers(Protocol):
+    """Other engines that this one steps together with (:class:`backend.parallel.crew_runner.CrewRunner`)."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]: ...
+    @property
+    def is_stepping(self) -> bool: ...
+    @property
+    def num_steps(self) -> int: ...
+    def look_up(self) -> None: ...
+    def follow(self) -> None: ...
+
+
 class ParentGoneError(Exception):
     """The process at the other end of the socket is gone or has closed it: time to exit."""
 
@@ -79,6 +96,17 @@ class Channel:
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._sleep = select.poll()
+        self._sleep.register(sock, select.POLLIN)
+
+    def wake_by(self, descriptors: ListOf[int]) -> None:
+        """Let :meth:`sleep` also end when one of these can be read."""
+        for descriptor in descriptors:
+            self._sleep.register(descriptor, select.POLLIN)
+
+    def sleep(self, timeout_s: float | None) -> bool:
+        """Sleep until there is a message or something else to wake for, at most ``timeout_s``; whether so."""
+        return bool(self._sleep.poll(None if timeout_s is None else timeout_s * 1000))
 
     def wait(self, timeout_s: float | None) -> bool:
         """Sleep until something can be read, at most ``timeout_s``; whether it can."""
@@ -116,9 +144,12 @@ class Channel:
 class EngineLoop:
     """Messages in, steps, outputs out, until the parent goes."""
 
-    def __init__(self, engine: Engine, channel: Channel) -> None:
+    def __init__(self, engine: Engine, channel: Channel, peers: Peers | None = None) -> None:
         self._engine = engine
         self._channel = channel
+        self._peers = peers
+        if peers is not None:
+            channel.wake_by(peers.descriptors)
         # Sequences whose grammars are being compiled; the HTTP side bounds how many it asks for.
         self._unready: dict[int, tuple[SequenceRequest, Compilation]] = {}
 
@@ -130,13 +161,30 @@ class EngineLoop:
         """
         engine, channel = self._engine, self._channel
         while True:
-            if not engine.has_work:
-                self._sleep()
+            if not engine.has_work and not (engine.transfers and engine.transfers.has_work):
+                self._rest()
             self._look_up()
             self._admit_ready()
+            num_steps = 0 if self._peers is None else self._peers.num_steps
             if engine.has_work:
                 engine.step(self._look_up)
                 channel.send(StepOutputs(engine.take_outputs(), engine.stats()))
+            if self._peers is not None and self._peers.is_stepping and self._peers.num_steps == num_steps:
+                self._peers.follow()
+            self._move_blocks()
+
+    def _move_blocks(self) -> None:
+        """Between two steps: copy some blocks of those on their way, and tell of it."""
+        report = None if self._engine.transfers is None else self._engine.transfers.advance()
+        if report is not None:
+            self._channel.send(report)
+            self._channel.send(StepOutputs([], self._engine.stats()))
+
+    def _time_left_s(self) -> float | None:
+        """Until a lease runs out; None when there is none."""
+        transfers = self._engine.transfers
+        deadline_s = None if transfers is None else transfers.next_deadline_s
+        return None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
 
     def _look_up(self) -> None:
         """Take in what has arrived, and tell at once what came of it."""
@@ -146,14 +194,22 @@ class EngineLoop:
         if messages:
             self._channel.send(StepOutputs(self._engine.take_outputs(), self._engine.stats()))
 
+    def _rest(self) -> None:
+        """Sleep, unless others go on; they may begin meanwhile."""
+        if self._peers is None:
+            self._sleep()
+        elif not self._peers.is_stepping:
+            self._sleep()
+            self._peers.look_up()
+
     def _sleep(self) -> None:
         """Wait for a message. When none comes soon, use the quiet moment to check the books."""
         if self._unready:
-            self._channel.wait(GRAMMAR_POLL_S)
+            self._channel.sleep(GRAMMAR_POLL_S)
             return
-        if not self._channel.wait(IDLE_CHECK_AFTER_S):
+        if not self._channel.sleep(IDLE_CHECK_AFTER_S):
             self._engine.check_invariants()
-            self._channel.wait(None)
+            self._channel.sleep(self._time_left_s())
 
     def _take(self, message: ToEngine) -> None:
         if isinstance(message, SequenceRequest):
@@ -163,6 +219,8 @@ class EngineLoop:
                 if unready := self._unready.pop(sequence_id, None):
                     self._engine.submit(unready[0])  # so that its end is told like any other's
                 self._engine.abort(sequence_id)
+        elif self._engine.transfers is not None and not isinstance(message, Configure):
+            take_message(self._engine.transfers, message)
 
     def _admit(self, request: SequenceRequest) -> None:
         """Submit a sequence, later if its grammar has to be compiled first.
@@ -186,10 +244,11 @@ def serve(sock: socket.socket, load_runner: LoadRunner, load_grammars: LoadGramm
     """Be the engine process at this end of ``sock``; returns the exit code."""
     channel = Channel(sock)
     try:
-        engine = _start(channel, load_runner, load_grammars)
-        if engine is None:
+        started = _start(channel, load_runner, load_grammars)
+        if started is None:
             return 1
-        EngineLoop(engine, channel).run()
+        engine, runner = started
+        EngineLoop(engine, channel, runner if isinstance(runner, Peers) else None).run()
     except ParentGoneError:
         return 0
     except Exception as error:  # noqa: BLE001  the top guard of this process
@@ -198,7 +257,9 @@ def serve(sock: socket.socket, load_runner: LoadRunner, load_grammars: LoadGramm
     return 0
 
 
-def _start(channel: Channel, load_runner: LoadRunner, load_grammars: LoadGrammars | None) -> Engine | None:
+def _start(
+    channel: Channel, load_runner: LoadRunner, load_grammars: LoadGrammars | None
+) -> tuple[Engine, StepRunner] | None:
     config = _receive_config(channel)
     try:
         channel.send(StartProgress(0.0, "loading the model"))
@@ -211,6 +272,9 @@ def _start(channel: Channel, load_runner: LoadRunner, load_grammars: LoadGrammar
             draw_seed=lambda: secrets.randbits(63),
             grammars=None if load_grammars is None else load_grammars(config, runner),
         )
+        if config.exchanges_blocks:
+            buffer_bytes = config.transfer.buffer_mib * 2**20
+            engine.connect(lambda layout: create_exchange(layout, buffer_bytes), config.transfer)
     except ParentGoneError:
         raise
     except Exception as error:  # whatever it is, the parent must be able to say it
@@ -221,7 +285,7 @@ def _start(channel: Channel, load_runner: LoadRunner, load_grammars: LoadGrammar
     gc.collect()
     gc.freeze()
     channel.send(engine.info)
-    return engine
+    return engine, runner
 
 
 class LoadingReport:

@@ -29,7 +29,10 @@ _log = logging.getLogger("backend.request")
 
 @dataclass(slots=True)
 class Call:
-    """One request from its arrival to its end. Times are from the monotonic clock, in seconds."""
+    """One request from its arrival to its end. Times are from the monotonic clock, in seconds.
+
+    ``prefill`` brings its prompt from another replica, ``is_aborted``: somebody asked for its end.
+    """
 
     request: ReplicaRequest
     span: RequestSpan
@@ -39,6 +42,8 @@ class Call:
     last_token_at: float = 0.0
     error: str | None = None
     ending: RecentUsage | None = None
+    prefill: asyncio.Task[None] | None = None
+    is_aborted: bool = False
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -125,6 +130,9 @@ class Calls:
         """Stop a request and wait for its end. Does nothing to one that is over or unknown."""
         call = self._calls.get(request_id)
         if call is not None:
+            call.is_aborted = True
+            if call.prefill is not None:
+                call.prefill.cancel()
             if call.generation is not None:
                 call.generation.abort()
             try:

@@ -20,6 +20,7 @@ from backend.http.demands import read_demands
 from backend.http.engine_port import Engine
 from backend.http.errors import ReplicaError
 from backend.http.generation import Delta, Generation, GenerationFailedError, GenerationPlan
+from backend.http.prefill import Prefill, read_place
 from backend.http.prompts import PromptEncoder
 from backend.http.requests import (
     check_media,
@@ -63,9 +64,14 @@ class Completions:
         request = decode_request(body)
         check_request(request, self._config)
         rules = read_demands(request)
+        place, prefill = read_place(http), None
         call = self._open(request, http, engine)
         try:
             plan = await self._plan(request, rules, len(body), engine, prompts)
+            if place is not None and (fetcher := self._state.fetcher) is not None:
+                prefill = Prefill(fetcher, plan)
+                await prefill.run(call, place)
+                plan = prefill.plan
             first = await self._begin(call, plan, engine, prompts)
             table = prompts.text.token_bytes
             if request.stream:
@@ -73,13 +79,17 @@ class Completions:
                 return await send_stream(http, call, first, self._calls, table, max_stall_s=stall_s)
             check = partial(self._checker.check, rules=rules, request=request)
             return await send_whole(http, call, first, self._calls, table, check=check)
-        except asyncio.CancelledError:
-            raise  # the reader has gone
+        except asyncio.CancelledError:  # the reader has gone
+            if prefill is not None and prefill.was_admitted and call.generation is None:
+                call.generation = Generation(prefill.plan, engine, prompts.text.token_bytes)  # to be recorded
+            raise
         except BaseException as error:
             call.error = error_word(error)
             raise
         finally:
             self._calls.close(call)
+            if prefill is not None:
+                prefill.close()
 
     def _open(self, request: ReplicaRequest, http: web.Request, engine: Engine) -> Call:
         span = self._telemetry.start_request(request, http.headers)
@@ -118,6 +128,8 @@ class Completions:
         """Submit the request and wait for its first delta."""
         try:
             call.generation = Generation(plan, engine, prompts.text.token_bytes)
+            if call.is_aborted:
+                call.generation.abort()
             return await self._calls.next(call)
         except (SequenceRefusedError, GenerationFailedError, EngineDiedError) as error:
             if isinstance(error, SequenceRefusedError):

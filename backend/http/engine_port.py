@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from backend.engine.client import EngineDeath
-from backend.engine.messages import EngineInfo, EngineStats, SequenceFinish, SequenceRequest, TokenOutput
+from backend.engine.messages import (
+    EngineInfo,
+    EngineStats,
+    SequenceFinish,
+    SequenceRequest,
+    ToExchange,
+    TokenOutput,
+    TransferReport,
+)
 
 
 class TokenStream(Protocol):
@@ -47,5 +55,9 @@ class Engine(Protocol):
     def new_sequence_id(self) -> int: ...
 
     def submit(self, request: SequenceRequest) -> TokenStream: ...
+
+    def tell(self, message: ToExchange) -> None: ...
+
+    def on_transfers(self, callback: Callable[[TransferReport], None]) -> None: ...
 
     async def close(self) -> None: ...

@@ -28,7 +28,11 @@ from backend.wire import CachedBlocks, FinishReason, TokenUsage
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """All that decides what is generated."""
+    """All that decides what is generated.
+
+    ``lease_id``, ``told_cached_tokens``, ``was_admitted``: of a prompt that another replica computed, all or
+    in part (:class:`backend.engine.messages.SequenceRequest`); it is owed when it was admitted there.
+    """
 
     prompt_token_ids: list[int]
     sampling: SamplingParams
@@ -38,6 +42,9 @@ class GenerationPlan:
     form: OutputForm | None = None
     cache_salt: bytes = b""
     reject_if_busy: bool = False
+    lease_id: int = 0
+    told_cached_tokens: int | None = None
+    was_admitted: bool = False
 
 
 class GenerationFailedError(Exception):
@@ -85,7 +92,7 @@ class Generation:
         self._num_unfinished = 0
         self._merged: _MergedStreams | None = None
         self._is_aborted = False
-        self._was_admitted = False
+        self._was_admitted = plan.was_admitted
         self.queue_wait_s = 0.0
         self._submit_next()
 
@@ -100,7 +107,8 @@ class Generation:
         # A request that left the queue before its first step has computed nothing and owes nothing.
         prompt = len(self._plan.prompt_token_ids) if self._was_admitted else 0
         stream = self._choices[0].stream
-        cached = min(prompt, stream.cached_prompt_tokens)
+        told = self._plan.told_cached_tokens
+        cached = min(prompt, stream.cached_prompt_tokens if told is None else told)
         return TokenUsage.of(
             prompt=prompt,
             completion=sum(choice.num_tokens for choice in self._choices),
@@ -185,6 +193,8 @@ class Generation:
             cache_salt=self._plan.cache_salt,
             media=self._plan.media,
             reject_if_busy=self._plan.reject_if_busy and index == 0,
+            told_cached_tokens=self._plan.told_cached_tokens if index == 0 else None,
+            lease_id=self._plan.lease_id if index == 0 else 0,
         )
         stream = self._engine.submit(request)
         form = self._plan.form
@@ -222,7 +232,7 @@ class Generation:
 
     def _note(self, output: TokenOutput) -> None:
         """Learn from choice 0 whether, and after how long, the request was admitted."""
-        if not self._was_admitted and (output.token_ids or output.queue_wait_s > 0):
+        if not self.queue_wait_s and (output.token_ids or output.queue_wait_s > 0):
             self._was_admitted = True
             self.queue_wait_s = output.queue_wait_s
 

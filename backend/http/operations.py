@@ -104,14 +104,25 @@ class Operations:
 
     def _health_response(self, status: int) -> web.Response:
         status_word, progress = self._state.status, self._state.progress
+        transfers = self._state.transfers
         health = Health(
             status=status_word,
             replica_id=self._config.replica_id,
             model=self._config.model.served_as,
             stage=progress.stage if status_word == "starting" else "",
             fraction=progress.fraction if status_word == "starting" else 1.0,
+            role=self._config.role,
+            transfer="" if transfers is None else transfers.address,
+            can_fetch=transfers is not None and transfers.fetcher is not None,
+            kv_room_tokens=self._kv_room_tokens(),
         )
         return _json(health, status)
+
+    def _kv_room_tokens(self) -> int:
+        stats, engine = self._state.read_stats(), self._state.engine
+        if stats is None or engine is None or not stats.num_blocks:
+            return -1
+        return (stats.num_free_blocks + stats.num_cached_blocks) * engine.info.block_size
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -8,6 +8,8 @@ from backend.engine.messages import EngineStats, StartProgress
 from backend.http.engine_port import Engine
 from backend.http.errors import engine_died, not_serving
 from backend.http.prompts import PromptEncoder
+from backend.transfer.fetching import Fetcher
+from backend.transfer.service import TransferService
 
 Status = Literal["starting", "ready", "draining"]
 
@@ -19,6 +21,7 @@ class ReplicaState:
         self._engine: Engine | None = None
         self._prompts: PromptEncoder | None = None
         self._is_draining = False
+        self.transfers: TransferService | None = None
         self.progress = StartProgress(0.0, "starting the engine")
 
     def report(self, progress: StartProgress) -> None:
@@ -35,9 +38,12 @@ class ReplicaState:
     def engine(self) -> Engine | None:
         return self._engine
 
-    def become_ready(self, engine: Engine, prompts: PromptEncoder) -> None:
+    def become_ready(
+        self, engine: Engine, prompts: PromptEncoder, transfers: TransferService | None = None
+    ) -> None:
         self._engine = engine
         self._prompts = prompts
+        self.transfers = transfers
 
     def drain(self) -> None:
         """Take no more requests; those in progress go on."""
@@ -57,6 +63,11 @@ class ReplicaState:
         if self._engine.died.done():
             raise engine_died()
         return self._engine, self._prompts
+
+    @property
+    def fetcher(self) -> Fetcher | None:
+        """Brings prompts from other replicas; None where that is not set up."""
+        return None if self.transfers is None else self.transfers.fetcher
 
     def read_stats(self) -> EngineStats | None:
         """The engine's figures, or None while there is no engine."""
