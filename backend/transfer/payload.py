@@ -163,6 +163,17 @@ def read_record(data: memoryview, layout: KvLayout, digest: bytes | None = None)
     return Record(block_digest, first_layer, num_layers, content)
 
 
+def digest_in_header(data: memoryview, layout: KvLayout) -> bytes | None:
+    """The digest of the whole block whose record begins with ``data``, of which only the header is looked at:
+    the rest may be wrong. None when it is no such record, or one of another layout.
+    """
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, first, count, length, layout_digest, digest = _HEADER.unpack(data[: _HEADER.size])
+    is_whole = (first, count, length) == (0, layout.num_layers, layout.block_bytes)
+    return digest if magic == _MAGIC and is_whole and layout_digest == layout.digest else None
+
+
 def _checksum(header: bytes, content: memoryview) -> bytes:
     state = xxh3_128(header)
     state.update(content)
