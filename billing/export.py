@@ -18,6 +18,7 @@ from billing import schema
 from billing.buckets import bucket_start
 from billing.periods import MICROS_PER_DAY, Period, instant_text
 from billing.rates import CACHED_INPUT, INPUT, OUTPUT, rates_of_version
+from billing.reports import in_period
 from billing.rollups import MICROS_PER_HOUR
 
 Width = Literal["hour", "day"]
@@ -102,7 +103,7 @@ def charges(
             *(func.sum(column).label(name) for name, column in sums.items()),
         )
         .join_from(schema.usage_records, schema.ledger_transactions, _LEDGER.id == _USAGE.request_id)
-        .where(_LEDGER.rate_card_version.like("% %"), *_within(period, account_id))
+        .where(_LEDGER.rate_card_version.like("% %"), *in_period(period, account_id))
         .group_by(*keys)
         .subquery()
     )
@@ -144,7 +145,7 @@ def events(
     query = (
         select(schema.usage_records, _LEDGER.posted_at_us)
         .join_from(schema.ledger_transactions, schema.usage_records, _LEDGER.id == _USAGE.request_id)
-        .where(_LEDGER.rate_card_version != "", *_within(period, account_id))
+        .where(_LEDGER.rate_card_version != "", *in_period(period, account_id))
         .where(
             or_(
                 _LEDGER.posted_at_us > after.posted_at_us,
@@ -159,17 +160,6 @@ def events(
         query = query.limit(max_requests)
     for row in connection.execution_options(yield_per=_ROWS_PER_FETCH).execute(query):
         yield EventPosition(int(row.posted_at_us), row.request_id), _events_of(row)
-
-
-def _within(period: Period, account_id: str | None) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = []
-    if account_id is not None:
-        conditions.append(_USAGE.account_id == account_id)
-    if period.start_us is not None:
-        conditions.append(_USAGE.started_at_us >= period.start_us)
-    if period.end_us is not None:
-        conditions.append(_USAGE.started_at_us < period.end_us)
-    return conditions
 
 
 def _charges_of(row: Row[Any], width_us: int) -> Iterator[ExportedCharge]:

@@ -21,7 +21,7 @@ from billing.money import line_nanos, parse_micros, round_half_even
 from billing.periods import day_start_us, parse_date
 from billing.usage import CHARGED_STATUSES, Surface, UsageRecord
 
-INPUT, CACHED_INPUT, OUTPUT = TOKEN_CLASSES = ("input", "cached_input", "output")
+INPUT, CACHED_INPUT, OUTPUT = ("input", "cached_input", "output")
 
 _MAX_MICROS = 1_000_000 * 1_000_000  # a million dollars per million tokens; keeps every sum in 64 bits
 _MICRO_NEURONS_PER_E4 = 100

@@ -20,7 +20,6 @@ from billing.periods import parse_date
 from billing.schema import ledger_transactions
 from billing.usage import CHARGED_STATUSES
 
-MILLION = 1_000_000
 DAYS_PER_YEAR = 365
 
 

@@ -7,7 +7,9 @@ grow with time (``usage.new_request_id``) are written to the end of each table. 
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table
+
+from billing.columns import number, text
 
 metadata = MetaData()
 
@@ -15,38 +17,30 @@ HEAD_REVISION = "0005"
 """The newest migration; an up-to-date database is recognised by it without loading the migrations."""
 
 
-def _text(name: str, *, is_key: bool = False, default: str | None = None) -> Column[str]:
-    return Column(name, Text, primary_key=is_key, nullable=False, server_default=default)
-
-
-def _count(name: str, *, default: str | None = None) -> Column[int]:
-    return Column(name, BigInteger, nullable=False, server_default=default)
-
-
 usage_records = Table(
     "usage_records",
     metadata,
-    _text("request_id", is_key=True),
-    _text("account_id"),
-    _text("token_id"),
-    _text("model"),
-    _text("requested_model"),
-    _text("surface"),
-    _text("replica_id"),
-    _text("session"),
-    _count("started_at_us"),
-    _count("finished_at_us"),
-    _count("prompt_tokens"),
-    _count("cached_prompt_tokens"),
-    _count("completion_tokens"),
-    _count("reasoning_tokens"),
-    _text("status"),
+    text("request_id", is_key=True),
+    text("account_id"),
+    text("token_id"),
+    text("model"),
+    text("requested_model"),
+    text("surface"),
+    text("replica_id"),
+    text("session"),
+    number("started_at_us"),
+    number("finished_at_us"),
+    number("prompt_tokens"),
+    number("cached_prompt_tokens"),
+    number("completion_tokens"),
+    number("reasoning_tokens"),
+    text("status"),
     Column("is_estimated", Boolean, nullable=False),
-    _count("ttft_us"),
-    _count("num_attempts"),
-    _count("free_neurons_e4", default="0"),
-    _count("num_cached_blocks", default="0"),
-    _text("cache_head", default=""),
+    number("ttft_us"),
+    number("num_attempts"),
+    number("free_neurons_e4", default="0"),
+    number("num_cached_blocks", default="0"),
+    text("cache_head", default=""),
     Index("usage_records_by_account", "account_id", "started_at_us"),
     sqlite_with_rowid=False,
 )
@@ -54,48 +48,48 @@ usage_records = Table(
 ledger_transactions = Table(
     "ledger_transactions",
     metadata,
-    _text("id", is_key=True),
-    _text("kind"),
-    _count("occurred_at_us"),
-    _count("posted_at_us"),
-    _count("input_nanos"),
-    _count("cached_input_nanos"),
-    _count("output_nanos"),
-    _count("amount_nanos"),
-    _count("undiscounted_nanos"),
-    _count("neurons_e4"),
-    _text("rate_card_version"),
-    _count("free_nanos", default="0"),
+    text("id", is_key=True),
+    text("kind"),
+    number("occurred_at_us"),
+    number("posted_at_us"),
+    number("input_nanos"),
+    number("cached_input_nanos"),
+    number("output_nanos"),
+    number("amount_nanos"),
+    number("undiscounted_nanos"),
+    number("neurons_e4"),
+    text("rate_card_version"),
+    number("free_nanos", default="0"),
     sqlite_with_rowid=False,
 )
 
 ledger_entries = Table(
     "ledger_entries",
     metadata,
-    _text("transaction_id", is_key=True),
+    text("transaction_id", is_key=True),
     Column("leg", Integer, primary_key=True, nullable=False, autoincrement=False),
-    _text("ledger_account"),
-    _count("amount_nanos"),
+    text("ledger_account"),
+    number("amount_nanos"),
     sqlite_with_rowid=False,
 )
 
 accounts = Table(
     "accounts",
     metadata,
-    _text("id", is_key=True),
-    _text("name"),
-    _count("created_at_us"),
+    text("id", is_key=True),
+    text("name"),
+    number("created_at_us"),
 )
 
 api_tokens = Table(
     "api_tokens",
     metadata,
-    _text("id", is_key=True),
-    _text("account_id"),
-    _text("name"),
+    text("id", is_key=True),
+    text("account_id"),
+    text("name"),
     Column("token_hash", LargeBinary(32), nullable=False),
-    _text("permissions"),
-    _count("created_at_us"),
+    text("permissions"),
+    number("created_at_us"),
     Column("revoked_at_us", BigInteger, nullable=True),
     Index("api_tokens_by_hash", "token_hash", unique=True),
     Index("api_tokens_by_account", "account_id"),
@@ -104,8 +98,8 @@ api_tokens = Table(
 sign_outs = Table(
     "sign_outs",
     metadata,
-    _text("session_id", is_key=True),
-    _count("expires_at_us"),
+    text("session_id", is_key=True),
+    number("expires_at_us"),
 )
 
 
@@ -114,11 +108,11 @@ def _rollup(name: str, *extra_keys: str) -> Table:
     return Table(
         name,
         metadata,
-        _text("account_id", is_key=True),
+        text("account_id", is_key=True),
         Column("start_us", BigInteger, primary_key=True, nullable=False, autoincrement=False),
-        *(_text(key, is_key=True) for key in (*extra_keys, "model", "token_id", "surface", "status")),
+        *(text(key, is_key=True) for key in (*extra_keys, "model", "token_id", "surface", "status")),
         *(
-            _count(sum_name)
+            number(sum_name)
             for sum_name in (
                 "num_requests",
                 "num_estimated",
@@ -150,13 +144,13 @@ def _latency_rollup(name: str) -> Table:
     return Table(
         name,
         metadata,
-        _text("account_id", is_key=True),
+        text("account_id", is_key=True),
         Column("start_us", BigInteger, primary_key=True, nullable=False, autoincrement=False),
-        _text("model", is_key=True),
-        _text("token_id", is_key=True),
-        _text("metric", is_key=True),
+        text("model", is_key=True),
+        text("token_id", is_key=True),
+        text("metric", is_key=True),
         Column("bucket", Integer, primary_key=True, nullable=False, autoincrement=False),
-        _count("num_requests"),
+        number("num_requests"),
         Index(f"{name}_by_time", "start_us"),
         sqlite_with_rowid=False,
     )

@@ -17,7 +17,7 @@ from backend.engine.prefix_cache import PrefixCache
 from backend.engine.sequence import Sequence
 from simulator.replica import leading_cached
 from simulator.requests import SimulatedRequest
-from simulator.step_time import ReplicaProfile
+from simulator.step_time import ReplicaProfile, attended
 
 _UNIT = 1
 """Blocks are counted one by one: a sequence here has one token per block of the workload."""
@@ -119,7 +119,8 @@ class FlowReplica:
     def _start(self, request: SimulatedRequest, sequence: Sequence, cached_tokens: int, now_s: float) -> None:
         step_time = self.profile.step_time
         begins_s = max(now_s, self._prefill_free_s)
-        takes_s = step_time.base_s + (request.prompt_tokens - cached_tokens) * step_time.prefill_s
+        num_new = request.prompt_tokens - cached_tokens
+        takes_s = step_time.step_s(0, num_new, 0, attended(cached_tokens, num_new))
         self._prefill_free_s = begins_s + takes_s
         self._note_prefill(takes_s, now_s)
         self._running[sequence.sequence_id] = request, sequence

@@ -13,8 +13,9 @@ from backend.engine.prefix_cache import PrefixCache
 from backend.engine.scheduler import Scheduler
 from backend.engine.sequence import Sequence
 from backend.engine.step_builder import Step
+from simulator.host import Host
 from simulator.requests import SimulatedRequest
-from simulator.step_time import ReplicaProfile
+from simulator.step_time import ReplicaProfile, attended
 
 _NO_LIMIT = 1 << 40
 
@@ -31,8 +32,14 @@ class SteppedReplica:
     """
 
     def __init__(
-        self, replica_id: str, profile: ReplicaProfile, block_tokens: int, weight: float = 1.0
+        self,
+        replica_id: str,
+        profile: ReplicaProfile,
+        block_tokens: int,
+        weight: float = 1.0,
+        host: Host | None = None,
     ) -> None:
+        """``host``: the machine that it shares with others, if it does."""
         self.id = replica_id
         self.weight = weight
         self.profile = profile
@@ -41,6 +48,7 @@ class SteppedReplica:
         self.is_draining = False
         self.computed_prompt_tokens = 0
         self._block_tokens = block_tokens
+        self._host = host or Host()
         self._cache = PrefixCache(block_tokens)
         self._pool = BlockPool(max(1, profile.kv_tokens // block_tokens), self._cache)
         self._scheduler = Scheduler(
@@ -108,6 +116,8 @@ class SteppedReplica:
     def lose_all(self) -> list[SimulatedRequest]:
         """The replica is gone: the requests that it had."""
         lost = list(self._requests.values())
+        if self._step is not None:
+            self._host.end()
         self._step = None
         self._requests.clear()
         self.num_in_flight = self.load_tokens = 0
@@ -122,13 +132,16 @@ class SteppedReplica:
             return
         step = self._step = self._scheduler.plan(self._pace.allowance)
         num_decodes = num_prefill = num_context = 0
+        num_attended = 0.0
         for chunk, sequence in zip(step.plan.chunks, step.sequences, strict=True):
             if len(chunk.token_ids) == 1 and sequence.num_generated_tokens:
                 num_decodes += 1
                 num_context += chunk.start
             else:
                 num_prefill += len(chunk.token_ids)
-        step_s = self.profile.step_time.step_s(num_decodes, num_prefill, num_context)
+                num_attended += attended(chunk.start, len(chunk.token_ids))
+        step_s = self.profile.step_time.step_s(num_decodes, num_prefill, num_context, num_attended)
+        step_s *= self._host.begin()
         self._pace.observe(num_decodes, num_prefill, step_s)
         self._step_ends_s = now_s + step_s
 
@@ -136,6 +149,7 @@ class SteppedReplica:
         step, self._step = self._step, None
         if step is None:
             return []
+        self._host.end()
         self._scheduler.commit(step, [sequence.sequence_id for sequence in step.rows])
         finished: list[SimulatedRequest] = []
         for sequence in step.rows:

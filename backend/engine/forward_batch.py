@@ -81,10 +81,6 @@ class ForwardBatch:
         longest = max(self.kv_lens_list[sequences.start : sequences.stop], default=0)
         return SingleQueries(tokens, tables, (self.positions[tokens] + 1).to(torch.int32), longest)
 
-    @property
-    def max_kv_len(self) -> int:
-        return max(self.kv_lens_list)
-
 
 def build_forward_batch(plan: StepPlan, block_size: int, device: torch.device) -> ForwardBatch:
     """Flatten ``plan`` into tensors on ``device``.

@@ -44,10 +44,6 @@ class ReplicaPool:
         """Open and opening connections."""
         return len(self._connections) + self._num_connecting
 
-    @property
-    def num_idle(self) -> int:
-        return len(self._idle)
-
     def request_head(self, method: str, path: str, headers: RequestHeaders, body: bytes) -> bytes:
         """Build the head of a request.
 

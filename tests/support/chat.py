@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -136,14 +135,3 @@ async def converse(
         outcomes.append(outcome)
         messages.append({"role": "assistant", "content": outcome.text})
     return outcomes
-
-
-async def gather_bounded(limit: int, awaitables: Sequence[Any]) -> list[Any]:
-    """Run all, at most ``limit`` at once; results in order."""
-    slots = asyncio.Semaphore(limit)
-
-    async def one(awaitable: Any) -> Any:
-        async with slots:
-            return await awaitable
-
-    return list(await asyncio.gather(*(one(awaitable) for awaitable in awaitables)))

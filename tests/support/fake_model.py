@@ -17,7 +17,6 @@ class FakeModel:
 
     def __init__(self, num_blocks: int, block_size: int, vocab_size: int = 50) -> None:
         self.vocab_size = vocab_size
-        self.num_tokens_computed = 0
         self._block_size = block_size
         self._slots: list[tuple[bytes, bytes] | None] = [None] * (num_blocks * block_size)
 
@@ -26,7 +25,6 @@ class FakeModel:
         written = [self._slot(chunk, at) for chunk in plan.chunks for at in _positions(chunk)]
         assert len(set(written)) == len(written), "two tokens of one step are written to the same slot"
         states = [self._run_chunk(chunk) for chunk in plan.chunks]
-        self.num_tokens_computed += plan.num_tokens
         return [
             state
             for chunk, after in zip(plan.chunks, states, strict=True)

@@ -29,7 +29,6 @@ class OracleLookup(PromptLookup):
         super().__init__(max_draft_tokens, 1)
         self._truth, self._rng, self._wrong_share = truth, rng, wrong_share
         self._longest = max_draft_tokens
-        self.num_observed = 0
 
     def propose(self, sequence: EngineSequence, room: int) -> list[int]:
         said = sequence.num_generated_tokens
@@ -43,4 +42,3 @@ class OracleLookup(PromptLookup):
 
     def observe(self, sequence: EngineSequence, num_proposed: int, num_right: int) -> None:
         assert 0 <= num_right <= num_proposed
-        self.num_observed += 1
