@@ -126,6 +126,11 @@ class ModelRunner:
             self._kv_blocks = DeviceKvBlocks(self._caches, model=self._fingerprint, block_size=block_size)
 
     @torch.inference_mode()
+    def execute_nothing(self) -> None:
+        """Take part in a step in which only others have tokens."""
+        self._model.forward_nothing()
+
+    @torch.inference_mode()
     def execute(self, plan: StepPlan, should_stop: ShouldStop | None = None) -> Tensor:
         """Compute one step and return the logits ``[rows, vocab]`` in float32.
 

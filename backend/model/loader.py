@@ -114,6 +114,7 @@ def load_model(
         head=head,
         rope_table=build_rope_table(config.rope, positions, placement.device),
         vision=vision,
+        takes_turns=sharding is not None and sharding.takes_turns,
     )
 
 

@@ -14,6 +14,11 @@ from backend.model.weights import TensorSource, WeightReader
 class Sharding(Protocol):
     """One rank's part: layers are built as if it were the whole model, and then joined with the others'."""
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether others compute with other tokens, so that every layer is visited even for no token."""
+        ...
+
     def localise(self, config: ModelConfig, source: TensorSource) -> tuple[ModelConfig, TensorSource, int]:
         """The part's shape, its weights, and how many rows of the vocabulary it has."""
         ...

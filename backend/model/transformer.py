@@ -62,6 +62,7 @@ class Transformer:
     """A loaded model. ``forward`` is a pure function of the batch and the cache, which it extends.
 
     ``vision`` is the tower that makes embeddings of images, None for a model that takes text only.
+    ``takes_turns``: see :class:`backend.model.sharding.Sharding`.
     """
 
     config: ModelConfig
@@ -72,6 +73,7 @@ class Transformer:
     head: Linear
     rope_table: RopeTable
     vision: VisionTower | None = None
+    takes_turns: bool = False
 
     def new_caches(self, num_blocks: int, block_size: int) -> tuple[LayerCache, ...]:
         """The paged KV cache of all layers, zeroed."""
@@ -108,9 +110,17 @@ class Transformer:
             if index == last:
                 # Every token's KV is in the cache now; what follows is wanted for some tokens only.
                 x, residual = (part.index_select(0, batch.logits_rows) for part in (x, residual))
-                if not len(x):
+                if not len(x) and not self.takes_turns:
                     return torch.empty((0, self.config.vocab_size), device=x.device)
             pause()
             x = layer.mlp(add_rms_norm(x, residual, layer.mlp_norm, eps, native=native))
             x = add_rms_norm(x, residual, following[index], eps, native=native)
         return self.head(x).float()
+
+    def forward_nothing(self) -> None:
+        """Take part in the exchanges of a step in which only others have tokens."""
+        nothing = torch.empty(
+            (0, self.config.hidden_size), dtype=self.placement.dtype, device=self.placement.device
+        )
+        for layer in self.layers:
+            layer.mlp(nothing)

@@ -70,6 +70,16 @@ def join_meeting(port: int, timeout_s: float) -> TCPStore:
     return TCPStore(_LOOPBACK, port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
+def meet_at(host: str, port: int, *, is_first: bool, timeout_s: float) -> TCPStore:
+    """A place that all know beforehand, held by the first; the others wait for it.
+
+    Raises:
+        RuntimeError: the port is taken, or the first did not come in time.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    return TCPStore(host, port, is_master=is_first, wait_for_workers=False, timeout=timeout)
+
+
 class RankGroup:
     """This rank among the others. All methods but :meth:`close` are collective: every rank calls them.
 
@@ -78,15 +88,20 @@ class RankGroup:
         store: where the ranks meet.
         backend: "gloo" or "nccl".
         timeout_s: how long one exchange may take before it fails.
+        is_local: whether all ranks are on this machine.
     """
 
-    def __init__(self, place: RankPlace, store: Store, backend: str, timeout_s: float) -> None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+    def __init__(
+        self, place: RankPlace, store: Store, backend: str, timeout_s: float, *, is_local: bool = True
+    ) -> None:
+        if is_local:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group(
             backend, store=store, rank=place.rank, world_size=place.world, timeout=timeout
         )
         self.place = place
+        self._device = torch.device("cuda" if backend == "nccl" else "cpu")
         self._tensor: dist.ProcessGroup | None = None
         self._expert: dist.ProcessGroup | None = None
         # Every rank makes every group, in one order, and keeps its own two.
@@ -116,6 +131,12 @@ class RankGroup:
         if self.place.expert > 1:
             dist.all_reduce(x, group=self._expert)
         return x
+
+    def count(self, is_one: bool) -> int:
+        """How many ranks say so."""
+        votes = torch.tensor([int(is_one)], device=self._device)
+        dist.all_reduce(votes)
+        return int(votes.item())
 
     def gather_over_tensor(self, x: Tensor) -> list[Tensor]:
         """Everyone's tensor of one shape, in order of tensor ranks."""

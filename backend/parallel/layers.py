@@ -89,8 +89,9 @@ class SharedOutExperts:
     """Mixture of experts whose experts are shared out over the expert group.
 
     Each rank routes its share of the tokens, sends every choice to the rank that has the expert, gets the
-    results back and weighs them; a sum over the group puts the shares together. Neurons of routed and shared
-    experts are cut over the tensor group, which one more sum makes whole.
+    results back and weighs them; a sum over the group puts the shares together. Where ranks have tokens of
+    their own (``has_own_tokens``), all of them are its share and there is nothing to put together. Neurons of
+    routed and shared experts are cut over the tensor group, which one more sum makes whole.
     """
 
     def __init__(
@@ -103,7 +104,9 @@ class SharedOutExperts:
         placement: Placement,
         group: RankGroup,
         loads: ExpertLoads,
+        has_own_tokens: bool = False,
     ) -> None:
+        self._has_own_tokens = has_own_tokens
         self._router = Router(config, moe, reader, prefix, placement)
         own = range(experts.first, experts.first + experts.count)
         matrices = (
@@ -136,7 +139,9 @@ class SharedOutExperts:
 
     def _dispatched(self, x: Tensor) -> Tensor:
         place = self._group.place
-        share = split(len(x), place.expert, place.expert_rank)
+        share = Span(0, len(x), len(x))
+        if not self._has_own_tokens:
+            share = split(len(x), place.expert, place.expert_rank)
         total = torch.zeros_like(x, dtype=torch.float32)
         tokens = slice(share.first, share.first + share.count)
         weights, experts = self._choose(x[tokens])
@@ -153,7 +158,9 @@ class SharedOutExperts:
         returned = self._group.exchange(results, back, out).float()
         scale = weights.flatten()[order, None]
         total[tokens].index_add_(0, order // self._top_k, returned * scale)
-        return self._group.sum_over_expert(total).to(x.dtype)
+        if not self._has_own_tokens:
+            self._group.sum_over_expert(total)
+        return total.to(x.dtype)
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if len(x):

@@ -20,19 +20,16 @@ from backend.engine.step import ShouldStop, StepPlan
 from backend.engine.step_runner import StepRunner
 from backend.model.errors import ModelLoadError
 from backend.model.loader import Progress
+from backend.parallel.crew_runner import join_crew
 from backend.parallel.group import RankGroup, open_meeting
 from backend.parallel.layers import ExpertLoads
 from backend.parallel.messages import AllocateKv, JoinRanks, RunStep, ToRank
-from backend.parallel.ranks import join_and_load
+from backend.parallel.ranks import RankLostError, join_and_load
 
 FOLLOWER_MODULE = "backend.parallel.follower"
 MAX_RANKS = 64
 
 _logger = logging.getLogger("backend.parallel")
-
-
-class RankLostError(Exception):
-    """A rank is gone, or failed in the middle of a step: nothing can be computed any more."""
 
 
 class Followers:
@@ -124,13 +121,13 @@ class ParallelRunner:
 
     @property
     def expert_loads(self) -> list[int]:
+        """Choices of experts that each rank of the first expert group has computed."""
+        return list(self._loads.totals)
+
     @property
     def kv_blocks(self) -> KvBlocks | None:
         """None: each rank has its own part of every block."""
         return None
-
-        """Choices of experts that each rank of the first expert group has computed."""
-        return list(self._loads.totals)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """As :meth:`backend.engine.runner.ModelRunner.allocate_kv`, on every rank."""
@@ -163,6 +160,8 @@ def load_runner(config: BackendConfig, progress: Progress = lambda share, doing:
         ModelLoadError: naming what is wrong.
     """
     parallel = config.parallel
+    if parallel.data != 1:
+        return join_crew(config, progress)
     if parallel.tensor < 1 or parallel.expert < 1 or parallel.world > MAX_RANKS:
         raise ModelLoadError(
             f"parallel: {parallel.tensor} times {parallel.expert} ranks must be 1 to {MAX_RANKS}"

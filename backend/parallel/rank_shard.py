@@ -23,7 +23,9 @@ from backend.parallel.shards import ModelPart, PartSource, localise, plan_part
 class RankShard:
     """A :class:`backend.model.sharding.Sharding` among the ranks of a group; loads one model."""
 
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: RankGroup, *, takes_turns: bool = False) -> None:
+        """``takes_turns``: each rank of the expert group has tokens of its own."""
+        self.takes_turns = takes_turns
         self.loads = ExpertLoads(group.place.expert)
         self._group = group
         self._part: ModelPart | None = None
@@ -51,7 +53,9 @@ class RankShard:
         self, config: ModelConfig, moe: MoeConfig, reader: WeightReader, prefix: str, placement: Placement
     ) -> Mlp:
         experts = self._known_part().experts
-        return SharedOutExperts(config, moe, experts, reader, prefix, placement, self._group, self.loads)
+        return SharedOutExperts(
+            config, moe, experts, reader, prefix, placement, self._group, self.loads, self.takes_turns
+        )
 
     def join_ends(self, embedding: TokenEmbedding, head: Linear) -> tuple[TokenEmbedding, Linear]:
         vocabulary = self._known_part().vocabulary

@@ -15,6 +15,10 @@ from backend.parallel.group import RankGroup, RankPlace
 from backend.parallel.rank_shard import RankShard
 
 
+class RankLostError(Exception):
+    """A rank is gone, or failed in the middle of a step: nothing can be computed any more."""
+
+
 def join_and_load(
     config: BackendConfig,
     rank: int,
@@ -27,7 +31,7 @@ def join_and_load(
         backend.model.errors.ModelLoadError: naming what is wrong with the model or the settings.
         RuntimeError: when another rank is lost.
     """
-    device = _device_of(config.device, rank, config.parallel.world)
+    device = device_of(config.device, rank, config.parallel.world)
     place = RankPlace(rank, config.parallel.tensor, config.parallel.expert)
     backend = "gloo"
     if device.device.startswith("cuda"):
@@ -41,8 +45,12 @@ def join_and_load(
     return runner, group, shard
 
 
-def _device_of(device: DeviceConfig, rank: int, world: int) -> DeviceConfig:
-    """Each rank has its own GPU, or its share of the cores and dense weights."""
+def device_of(device: DeviceConfig, rank: int, world: int) -> DeviceConfig:
+    """Each rank has its own GPU, or its share of the cores and dense weights.
+
+    Raises:
+        ModelLoadError: when the settings are for one rank.
+    """
     if device.weights == "packed":
         raise ModelLoadError(
             "device.weights: 'packed' is for one rank; parts of a model are 'float32' on a CPU"

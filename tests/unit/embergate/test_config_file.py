@@ -27,6 +27,23 @@ def test_the_shipped_configuration_is_valid_and_says_only_defaults_outside_catal
     assert shipped.data_dir == plain.data_dir
 
 
+def test_replicas_that_share_experts_know_their_places() -> None:
+    config = decode_config(
+        MINIMAL + b"replicas: {count: 4, base_port: 9000, parallel: {data: 2}}\ngateway: {port: 8000}\n"
+    )
+    places = [
+        config.backend_config(index, model_path=Path("/m"), pool_token="").parallel for index in range(4)
+    ]
+    assert [(place.data_rank, place.meeting) for place in places] == [
+        (0, "127.0.0.1:9004"), (1, "127.0.0.1:9004"), (0, "127.0.0.1:9005"), (1, "127.0.0.1:9005"),
+    ]  # fmt: skip
+    far = decode_config(
+        MINIMAL + b"replicas: {count: 2, parallel: {data: 8, data_rank: 4, meeting: 'first:9999'}}"
+    )
+    place = far.backend_config(1, model_path=Path("/m"), pool_token="").parallel
+    assert (place.data_rank, place.meeting) == (5, "first:9999")
+
+
 def test_a_gateway_whose_replicas_come_by_themselves_serves_every_text_model() -> None:
     config = decode_config(
         b"models: [{id: a}, {id: b}, {id: e, task: Text Embeddings}]\n"
@@ -66,6 +83,15 @@ def test_the_shipped_catalog_and_rate_cards_are_the_documented_ones() -> None:
         (b"a: [", "line 1: expected the node content, but found '<stream end>'"),
         (b"gateway: {}", "models: missing"),
         (b"models: []", "models: at least one model is needed"),
+        (
+            MINIMAL + b"replicas: {count: 3, parallel: {data: 2}}",
+            "replicas.count: 3 replicas are no whole number of crews of parallel.data 2; "
+            "when some are on other machines, say where they meet (replicas.parallel.meeting)",
+        ),
+        (
+            MINIMAL + b"replicas: {parallel: {data: 2, tensor: 2}}",
+            "replicas.parallel.data: takes tensor 1 and expert 1",
+        ),
         (
             MINIMAL + b"replicas: {registration: {gateways: ['gateway:8787']}}",
             "replicas.registration.gateways[0]: expected http://HOST:PORT",
