@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
-from tests.kernels.test_triton import ROOT, run_lane
+from tests.kernels.test_triton import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -74,17 +77,41 @@ FAULTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "kernels", tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
-    file = tmp_path / "kernels" / fault.file
+Ending = tuple[int, str]
+"""A lane's exit code, and what it printed."""
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ending]:
+    """How the lane ends with each fault, by the fault's name."""
+    home = tmp_path_factory.mktemp("faults")
+    lanes = [(str(plant(fault, home / str(number))), fault.trial) for number, fault in enumerate(FAULTS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.support.fault_lane"], input=json.dumps(lanes),
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    names = [fault.name for fault in FAULTS]
+    return dict(zip(names, map(tuple, json.loads(finished.stdout)), strict=True))
+
+
+def plant(fault: Fault, home: Path) -> Path:
+    """A copy of the kernels with the fault in it."""
+    shutil.copytree(ROOT / "kernels", home / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    file = home / "kernels" / fault.file
     source = file.read_text()
-    assert source.count(fault.old) >= 1, "the fault's place has moved: plant it anew"
+    assert source.count(fault.old) >= 1, f"the place of {fault.name!r} has moved: plant it anew"
     file.write_text(source.replace(fault.old, fault.new))
-    finished = run_lane("kernels.interpret", "--only", fault.trial, root=tmp_path, interpreted=True)
+    return home
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found(fault: Fault, endings: dict[str, Ending]) -> None:
+    returncode, printed = endings[fault.name]
     # Above 1, or below 0: a read so far out that the process did not survive it.
-    assert finished.returncode != 0, "the lane is green with the fault in it"
-    if finished.returncode == 1:
-        problems = [item["problem"] for item in json.loads(finished.stdout) if item["problem"]]
+    assert returncode != 0, "the lane is green with the fault in it"
+    if returncode == 1:
+        problems = [item["problem"] for item in json.loads(printed) if item["problem"]]
         assert problems
         assert not any("CompilationError" in problem or "NameError" in problem for problem in problems)

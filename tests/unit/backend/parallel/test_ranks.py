@@ -40,7 +40,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("family", "tensor", "expert"),
-    [("llama", 2, 1), ("kimi", 2, 1), ("kimi", 1, 2), ("kimi", 1, 3), ("kimi", 2, 2)],
+    [("llama", 2, 1), ("kimi", 2, 1), ("kimi", 1, 3), ("kimi", 2, 2)],
 )
 def test_tiny_models_say_the_same(family: str, tensor: int, expert: int, tmp_path: Path) -> None:
     WRITERS[family](tmp_path)
@@ -57,9 +57,7 @@ def test_tiny_models_say_the_same(family: str, tensor: int, expert: int, tmp_pat
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(
-    ("form", "tensor", "expert"), [("llama", 2, 1), ("kimi", 2, 1), ("kimi", 1, 2), ("kimi", 2, 2)]
-)
+@pytest.mark.parametrize(("form", "tensor", "expert"), [("llama", 2, 1), ("kimi", 2, 2)])
 def test_the_embedded_model_says_the_same(form: str, tensor: int, expert: int) -> None:
     root = Path(os.environ.get("EMBERGATE_DATA_DIR", Path(__file__).parents[4] / ".embergate"))
     checkpoint = DataLayout(root.resolve()).embedded_checkpoint(form)
