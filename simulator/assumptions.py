@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulator.scenario import Scenario, SessionSource, TraceSource
+from simulator.step_time import StepTime
 
 Row = tuple[str, str]
 
@@ -23,7 +24,7 @@ def assumptions(scenario: Scenario) -> list[Row]:
             "time of a step",
             f"{1e3 * time.base_s:.3g} ms + {1e3 * time.decode_s:.3g} ms a decode + "
             f"{1e6 * time.prefill_s:.3g} us a prompt token + {1e6 * time.context_s:.3g} us a token attended "
-            f"to ({error}; {time.source})",
+            f"to{_of_prefill(time)} ({error}; {time.source})",
         ),
         ("model of time", "step by step" if scenario.fidelity == "step" else "closed form (flow)"),
         ("in flight per replica, at most", f"{scenario.limits.max_in_flight:,}"),
@@ -41,6 +42,16 @@ def assumptions(scenario: Scenario) -> list[Row]:
             )
         )
     return rows
+
+
+def _of_prefill(time: StepTime) -> str:
+    """What steps that prefill take besides, where the profile says so."""
+    if not (time.prefill_step_s or time.attention_s):
+        return ""
+    return (
+        f"; with prompts {1e3 * time.prefill_step_s:.3g} ms more and {1e9 * time.attention_s:.3g} ns a token "
+        "that theirs attend to"
+    )
 
 
 def _workload(source: TraceSource | SessionSource) -> list[Row]:

@@ -1,8 +1,10 @@
 """How long a step takes: a linear model, fitted to measured steps, with its error.
 
-``step_s = base_s + decode_s * decodes + prefill_s * prefill tokens + context_s * context tokens``, where the
-context tokens are those that the decodes of the step attend to. Launch cost, weights read once per step,
-per-row work and KV reads are each linear in one of these; what that leaves out is in ``relative_error``.
+``step_s = base_s + decode_s * decodes + context_s * context tokens``, and in a step that prefills
+``+ prefill_step_s + prefill_s * prefill tokens + attention_s * attended tokens``. Context tokens are those
+that the decodes of the step attend to, attended tokens those that its prompt tokens do, one by one, so that
+attention within a prompt grows with its square. Launch cost, weights read once per step, per-row work and KV
+reads are each linear in one of these; what that leaves out is in ``relative_error``.
 """
 
 from __future__ import annotations
@@ -27,18 +29,31 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     decode_s: float
     prefill_s: float
     context_s: float = 0.0
+    prefill_step_s: float = 0.0
+    attention_s: float = 0.0
     source: str = ""
     relative_error: float | None = None
 
-    def step_s(self, num_decodes: int, num_prefill_tokens: int, num_context_tokens: int) -> float:
+    def step_s(
+        self, num_decodes: int, num_prefill_tokens: int, num_context_tokens: int, num_attended: float = 0.0
+    ) -> float:
         """Seconds of a step; never less than a microsecond."""
-        return max(
-            1e-6,
-            self.base_s
-            + self.decode_s * num_decodes
-            + self.prefill_s * num_prefill_tokens
-            + self.context_s * num_context_tokens,
+        takes_s = self.base_s + self.decode_s * num_decodes + self.context_s * num_context_tokens
+        if num_prefill_tokens:
+            takes_s += self.prefill_step_s + self.prefill_s * num_prefill_tokens
+            takes_s += self.attention_s * num_attended
+        return max(1e-6, takes_s)
+
+    def predicted_s(self, step: MeasuredStep) -> float:
+        """Seconds of a step that was measured."""
+        return self.step_s(
+            step.num_decodes, step.num_prefill_tokens, step.num_context_tokens, step.num_attended
         )
+
+
+def attended(start: int, num_tokens: int) -> float:
+    """Tokens that ``num_tokens`` prompt tokens from position ``start`` on attend to, summed up over them."""
+    return num_tokens * (start + (num_tokens + 1) / 2)
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +63,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_prefill_tokens: int
     num_context_tokens: int
     step_s: float
+    num_attended: float = 0.0
 
 
 class ReplicaProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,9 +89,20 @@ def fit(steps: Sequence[MeasuredStep], source: str) -> StepTime:
         ProfileError: fewer than eight steps, or steps that are all alike.
     """
     if len(steps) < 8:
-        raise ProfileError(f"{len(steps)} steps are too few to fit four coefficients; measure at least 8")
+        raise ProfileError(f"{len(steps)} steps are too few to fit six coefficients; measure at least 8")
     features = np.array(
-        [[1.0, step.num_decodes, step.num_prefill_tokens, step.num_context_tokens] for step in steps]
+        [
+            [
+                1.0,
+                step.num_decodes,
+                step.num_prefill_tokens,
+                step.num_context_tokens,
+                step.num_prefill_tokens > 0,
+                step.num_attended,
+            ]
+            for step in steps
+        ],
+        dtype=float,
     )
     times = np.array([step.step_s for step in steps])
     if times.min() <= 0:
@@ -89,13 +116,15 @@ def fit(steps: Sequence[MeasuredStep], source: str) -> StepTime:
         decode_s=float(found[1]),
         prefill_s=float(found[2]),
         context_s=float(found[3]),
+        prefill_step_s=float(found[4]),
+        attention_s=float(found[5]),
         source=source,
         relative_error=error,
     )
 
 
 def _non_negative(features: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares without negative coefficients: the best of all subsets of the four columns (a negative
+    """Least squares without negative coefficients: the best of all subsets of the columns (a negative
     cost would let a step get shorter by doing more).
     """
     best, best_loss = np.zeros(features.shape[1]), float(target @ target)

@@ -1,9 +1,10 @@
 """The simulator against reality: ``make bench-simulator``, about five minutes.
 
-Steps of the engine are measured on this machine and fitted. Then a trace is played against a gateway with two
-live replicas of the embedded model, and the same requests at the same moments, routed by the same hashing, go
-through the simulator with that fit. Compared are the cached share (within 2 points) and the median time to
-the first token (within 25%). The pace is chosen so that a replica is busy for a given share of the time.
+Steps of the engine are measured on this machine, alone and beside another engine, before and after the rest,
+and fitted. In between traces are played in turn against a gateway with two live replicas of the embedded
+model. The same requests at the same moments, routed by the same hashing, go through the simulator with that
+fit. Compared are the cached share (within 2 points) and the median time to the first token (within 25%). The
+pace is chosen so that a replica is busy for a given share of the time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -30,12 +32,21 @@ from loadtest.replay.player import Played
 from loadtest.replay.prompts import Prompt
 from loadtest.replay.trace import TraceEntry, read_trace, synthetic_trace
 from simulator.fleet import Fleet, FleetLimits
+from simulator.host import Host
 from simulator.measures import Recorder, Targets
 from simulator.policies import Rendezvous
 from simulator.replica import SteppedReplica
 from simulator.requests import SimulatedRequest
-from simulator.step_time import ReplicaProfile, StepTime, fit, read_profile, read_steps
-from tests.bench.bench_steps import NUM_BLOCKS, measure_together
+from simulator.step_time import ReplicaProfile, StepTime, read_profile
+from tests.bench.bench_steps import NUM_BLOCKS
+from tests.bench.simulator_calibration import (
+    Fit,
+    StepTables,
+    described,
+    errors_by_size,
+    fitted,
+    request_s,
+)
 from tests.support.installation import ACCOUNT_ID, MODEL, ROOT, Installation
 
 BLOCK = 16
@@ -62,6 +73,7 @@ class Comparison:
     simulated_ttft_p50: float
     live_ttft_p90: float
     simulated_ttft_p90: float
+    errors_of_rounds: list[float]
 
     @property
     def hit_difference(self) -> float:
@@ -81,45 +93,59 @@ class PlayedWorkload:
 
     block_tokens = BLOCK
 
-    def __init__(self, played: Sequence[Played], account_id: str) -> None:
+    def __init__(self, played: Sequence[Played], account_id: str, request_s: float) -> None:
         self._played = iter(enumerate(played))
         self._account_id = account_id
+        self._request_s = request_s
+        self.made: list[SimulatedRequest] = []
 
     def next_arrival(self) -> SimulatedRequest | None:
         for index, each in self._played:
             prompt = each.prompt
-            return SimulatedRequest(
+            request = SimulatedRequest(
                 index=index,
-                arrival_s=each.due_s + each.late_s,
+                arrival_s=each.due_s + each.late_s + self._request_s,
                 account=self._account_id,
                 key=prompt.entry.affinity,
                 digests=[hashlib.sha256(repr(key).encode()).digest() for key in prompt.keys],
                 prompt_tokens=prompt.num_tokens,
                 output_tokens=prompt.max_tokens,
             )
+            self.made.append(request)
+            return request
         return None
 
     def next_turn(self, answered: SimulatedRequest, now_s: float) -> None:
         """An open loop."""
 
 
-def simulate(
-    played: Sequence[Played], profile: ReplicaProfile, account_id: str
-) -> tuple[float, float, float]:
-    """Cached share, median and 90th percentile of TTFT in the simulator."""
+@dataclass(frozen=True)
+class Machine:
+    """What the simulator knows of this machine."""
+
+    profile: ReplicaProfile
+    slowdown: float
+    request_s: float
+
+
+def simulate(played: Sequence[Played], machine: Machine, account_id: str) -> tuple[float, list[float]]:
+    """Cached share, and the seconds to each first token, in the simulator."""
+    host = Host(machine.slowdown)
+    workload = PlayedWorkload(played, account_id, machine.request_s)
     recorder = Recorder(60.0, Targets())
     fleet = Fleet(
-        lambda replica_id: SteppedReplica(replica_id, profile, BLOCK),
+        lambda replica_id: SteppedReplica(replica_id, machine.profile, BLOCK, host=host),
         [f"replica-{number}" for number in range(NUM_REPLICAS)],
         Rendezvous(),
         recorder,
         FleetLimits(),
         (),
     )
-    fleet.run(PlayedWorkload(played, account_id))
+    fleet.run(workload)
     results = recorder.results("rendezvous", NUM_REPLICAS, fleet.num_refused, fleet.uncached_by_replica)
     assert results.num_requests == len(played)
-    return results.hit_ratio, results.ttft.p50, results.ttft.p90
+    waited = [(each.first_token_s or 0.0) - each.arrival_s + machine.request_s for each in workload.made]
+    return results.hit_ratio, waited
 
 
 def traces(num_requests: int) -> dict[str, list[TraceEntry]]:
@@ -156,23 +182,34 @@ def paced(
     raise ValueError("there are no prompts, or all come at once")
 
 
-async def play_live(
-    account: DevAccount, times: StepTime, load: float, max_duration_s: float, num_requests: int
-) -> dict[str, list[Played]]:
-    """Play every trace, one after the other, with words of its own for each."""
+class Live:
+    """What was played, by trace and round, and what a request took besides its steps."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[str, list[list[Played]]] = {}
+        self.request_s = 0.0
+
+
+async def play_live(account: DevAccount, times: StepTime, options: argparse.Namespace) -> Live:
+    """Play the traces in turn, several times over, with words of its own for each."""
     endpoint = Endpoint(account.url, account.account_id, account.api_token, MODEL)
-    pace = Pace(1.0, LENGTH, 512, 64, 2 * max_duration_s, 120.0, time.time_ns())
-    found = {}
+    pace = Pace(1.0, LENGTH, 512, 64, 2 * options.seconds, 120.0, time.time_ns())
+    live = Live()
     async with endpoint.session(64, pace.timeout_s) as session:
         calibration = await calibrated(session, endpoint, pace.seed)
-        for number, (name, entries) in enumerate(traces(num_requests).items(), start=1):
-            own = replace(pace, seed=pace.seed + number)
-            prompts, speed = paced(prompts_of(entries, calibration, own), times, load, max_duration_s)
-            print(f"{name}: {len(prompts)} requests at {speed:.2f} times the pace of the trace", flush=True)
-            found[name] = await replayed(
-                session, endpoint, prompts, replace(own, speed=speed), lambda num_done: None
-            )
-    return found
+        live.request_s = await request_s(session, endpoint, times)
+        for number in range(options.rounds):
+            for name, entries in traces(options.requests).items():
+                own = replace(pace, seed=pace.seed + 1 + 2 * number + len(name))
+                prompts = prompts_of(entries, calibration, own)
+                prompts, speed = paced(prompts, times, options.load, options.seconds)
+                print(f"{name}: {len(prompts)} requests at {speed:.2f} times their pace", flush=True)
+                live.rounds.setdefault(name, []).append(
+                    await replayed(
+                        session, endpoint, prompts, replace(own, speed=speed), lambda num_done: None
+                    )
+                )
+    return live
 
 
 def limited(home: Path) -> Installation:
@@ -184,43 +221,52 @@ def limited(home: Path) -> Installation:
     return installation
 
 
-def compare(name: str, played: Sequence[Played], profile: ReplicaProfile, account_id: str) -> Comparison:
-    """One trace in both worlds.
+def compare(name: str, rounds: Sequence[Sequence[Played]], machine: Machine, account_id: str) -> Comparison:
+    """One trace in both worlds; all requests of all rounds together.
 
     Raises:
         RuntimeError: requests failed, so that there is nothing to compare.
     """
+    played = [each for one_round in rounds for each in one_round]
     failed = [each.exchange.error for each in played if not each.exchange.is_whole]
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(played)} requests failed: {failed[0]}")
     prompt_tokens = sum(each.exchange.prompt_tokens for each in played)
     cached_tokens = sum(each.exchange.cached_tokens for each in played)
-    waited = [each.exchange.first_s - each.exchange.sent_s for each in played]
-    cached, ttft_p50, ttft_p90 = simulate(played, profile, account_id)
+    live_waits = [[each.exchange.first_s - each.exchange.sent_s for each in part] for part in rounds]
+    simulated = [simulate(part, machine, account_id) for part in rounds]
+    weights = [sum(each.exchange.prompt_tokens for each in part) for part in rounds]
+    both = [(list(chain(*live_waits))), list(chain(*(waits for _, waits in simulated)))]
+    live, made = (np.percentile(waits, (50, 90)) for waits in both)
     return Comparison(
         trace=name,
         num_requests=len(played),
-        duration_s=played[-1].due_s,
+        duration_s=sum(part[-1].due_s for part in rounds),
         live_cached=cached_tokens / prompt_tokens,
-        simulated_cached=cached,
-        live_ttft_p50=float(np.percentile(waited, 50)),
-        simulated_ttft_p50=ttft_p50,
-        live_ttft_p90=float(np.percentile(waited, 90)),
-        simulated_ttft_p90=ttft_p90,
+        simulated_cached=float(np.average([cached for cached, _ in simulated], weights=weights)),
+        live_ttft_p50=float(live[0]),
+        simulated_ttft_p50=float(made[0]),
+        live_ttft_p90=float(live[1]),
+        simulated_ttft_p90=float(made[1]),
+        errors_of_rounds=[
+            float(np.median(waits) / np.median(real) - 1.0)
+            for (_, waits), real in zip(simulated, live_waits, strict=True)
+        ],
     )
 
 
-def report(profile: ReplicaProfile, comparisons: Sequence[Comparison], num_steps: int) -> str:
+def report(fit_: Fit, machine: Machine, tables: StepTables, comparisons: Sequence[Comparison]) -> str:
     """Markdown."""
-    times = profile.step_time
+    sizes = errors_by_size(tables.alone, fit_.times)
     lines = [
-        f"{num_steps:,} steps measured on two engines side by side; the fit is {1e3 * times.base_s:.2f} ms + "
-        f"{1e3 * times.decode_s:.2f} ms a decode + {1e3 * times.prefill_s:.3f} ms a prompt token + "
-        f"{1e6 * times.context_s:.2f} us a token attended to, median error {times.relative_error:.1%}.",
+        described(fit_, machine.request_s),
+        "Fitted over measured by kind of step: "
+        + ", ".join(f"{name} {ratio:.2f} ({count})" for name, count, ratio in sizes)
+        + ".",
         "",
         "| trace | requests | seconds | cached live | simulated | TTFT p50 live, s | simulated "
-        "| p90 live | simulated | within bounds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| p90 live | simulated | p50 by round | within bounds |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_row(each) for each in comparisons]
     return "\n".join(lines)
@@ -231,7 +277,8 @@ def _row(each: Comparison) -> str:
         f"| {each.trace} | {each.num_requests} | {each.duration_s:.0f} | {each.live_cached:.2%} "
         f"| {each.simulated_cached:.2%} | {each.live_ttft_p50:.3f} | {each.simulated_ttft_p50:.3f} "
         f"({each.simulated_ttft_p50 / each.live_ttft_p50 - 1:+.0%}) | {each.live_ttft_p90:.3f} "
-        f"| {each.simulated_ttft_p90:.3f} | {'yes' if each.is_met else 'NO'} |"
+        f"| {each.simulated_ttft_p90:.3f} | {', '.join(f'{error:+.0%}' for error in each.errors_of_rounds)} "
+        f"| {'yes' if each.is_met else 'NO'} |"
     )
 
 
@@ -239,29 +286,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--step-seconds", type=float, default=40.0, help="how long steps are measured")
-    parser.add_argument("--seconds", type=float, default=75.0, help="how long each trace is played")
+    parser.add_argument(
+        "--step-seconds", type=float, default=12.0, help="how long steps are measured, four times"
+    )
+    parser.add_argument("--seconds", type=float, default=42.0, help="how long each trace is played")
+    parser.add_argument("--rounds", type=int, default=2, help="how often")
     parser.add_argument("--requests", type=int, default=150, help="of each trace, at most")
-    parser.add_argument("--load", type=float, default=0.35, help="share of the time that a replica is busy")
+    parser.add_argument("--load", type=float, default=0.25, help="share of the time that a replica is busy")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args()
+    tables = StepTables()
     with tempfile.TemporaryDirectory(prefix="bench-simulator-") as scratch:
-        steps_file = Path(scratch) / "steps.jsonl"
         print("Measuring steps ...", flush=True)
-        num_steps = measure_together(steps_file, options.step_seconds)
-        times = fit(read_steps(steps_file), "steps of this machine")
-        base = read_profile(ROOT / "simulator/profiles/cpu-smollm2.yaml")
-        profile = msgspec.structs.replace(base, name="here", step_time=times, kv_tokens=NUM_BLOCKS * BLOCK)
+        tables.measure(Path(scratch), options.step_seconds)
         installation = limited(Path(scratch) / "installation")
         installation.up()
         try:
-            played = asyncio.run(
-                play_live(installation.account, times, options.load, options.seconds, options.requests)
-            )
+            live = asyncio.run(play_live(installation.account, fitted(tables).times, options))
         finally:
             installation.down()
-    comparisons = [compare(name, each, profile, ACCOUNT_ID) for name, each in played.items()]
-    print("\n" + report(profile, comparisons, num_steps))
+        print("Measuring steps again ...", flush=True)
+        tables.measure(Path(scratch), options.step_seconds)
+    found = fitted(tables)
+    base = read_profile(ROOT / "simulator/profiles/cpu-smollm2.yaml")
+    profile = msgspec.structs.replace(base, name="here", step_time=found.times, kv_tokens=NUM_BLOCKS * BLOCK)
+    machine = Machine(profile, found.slowdown, live.request_s)
+    comparisons = [compare(name, each, machine, ACCOUNT_ID) for name, each in live.rounds.items()]
+    print("\n" + report(found, machine, tables, comparisons))
     if options.json:
         options.json.write_text(json.dumps([asdict(each) for each in comparisons], indent=2) + "\n")
     return 0 if all(each.is_met for each in comparisons) else 1

@@ -26,6 +26,7 @@ from backend.engine.messages import SamplingParams, SequenceRequest
 from backend.engine.runner import ModelInfo, ModelRunner
 from backend.engine.step import ShouldStop, StepPlan
 from embergate.layout import DataLayout
+from simulator.step_time import attended
 
 CONTEXT = 2048
 NUM_BLOCKS = 2048
@@ -101,11 +102,14 @@ class StepBench:
         )
 
     def _line(self, step_s: float) -> dict[str, float]:
-        decodes = [chunk for chunk in self._notebook.plan.chunks if chunk.is_decode]
+        plan = self._notebook.plan
+        decodes = [chunk for chunk in plan.chunks if chunk.is_decode]
+        prefills = [chunk for chunk in plan.chunks if not chunk.is_decode]
         return {
             "num_decodes": len(decodes),
-            "num_prefill_tokens": self._notebook.plan.num_tokens - len(decodes),
+            "num_prefill_tokens": plan.num_tokens - len(decodes),
             "num_context_tokens": sum(chunk.start for chunk in decodes),
+            "num_attended": sum(attended(chunk.start, len(chunk.token_ids)) for chunk in prefills),
             "step_s": step_s,
         }
 

@@ -11,6 +11,7 @@ import pytest
 from simulator.disaggregated import DisaggregatedGroup, Split
 from simulator.fleet import FleetReplica
 from simulator.flow_replica import FlowReplica
+from simulator.host import Host
 from simulator.replica import SteppedReplica
 from simulator.requests import SimulatedRequest
 from simulator.step_time import ReplicaProfile
@@ -132,3 +133,18 @@ def test_a_split_needs_both_sides(split: tuple[int, int]) -> None:
         Split(*split)
     with pytest.raises(ValueError, match="link_bytes_per_s"):
         Split(1, 1, 0.0)
+
+
+def test_replicas_of_one_machine_slow_each_other_down(profile: ReplicaProfile) -> None:
+    """A step that begins beside another takes as much longer as the machine says; alone it does not."""
+    host = Host(1.5)
+    first, second = (SteppedReplica(name, profile, BLOCK, host=host) for name in ("a", "b"))
+    first.submit(request(0, [1, 2], output=2), 0.0)
+    second.submit(request(1, [3, 4], output=2), 0.0)
+    alone_s = profile.step_time.step_s(0, 2 * BLOCK + 1, 0)
+    assert (first.wake_s, second.wake_s) == pytest.approx((alone_s, 1.5 * alone_s))
+    second.lose_all()
+    first.advance(alone_s)
+    assert first.wake_s == pytest.approx(alone_s + profile.step_time.step_s(1, 0, 0))
+    with pytest.raises(ValueError, match="slowdown"):
+        Host(0.9)

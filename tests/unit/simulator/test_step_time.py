@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from simulator.step_time import MeasuredStep, ProfileError, StepTime, fit, read_profile, read_steps
+from simulator.step_time import (
+    MeasuredStep,
+    ProfileError,
+    StepTime,
+    attended,
+    fit,
+    read_profile,
+    read_steps,
+)
 
 TRUE = StepTime(base_s=0.01, decode_s=0.002, prefill_s=0.0003, context_s=1e-6)
 PROFILES = Path(__file__).parents[3] / "simulator" / "profiles"
@@ -28,6 +36,20 @@ def test_exact_steps_give_the_true_coefficients() -> None:
         (TRUE.base_s, TRUE.decode_s, TRUE.prefill_s, TRUE.context_s), rel=1e-6
     )
     assert found.relative_error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_prompts_that_attend_to_more_take_longer() -> None:
+    true = StepTime(base_s=0.02, decode_s=0.0, prefill_s=0.003, prefill_step_s=0.005, attention_s=2e-6)
+    source = random.Random(5)
+    steps = []
+    for _ in range(40):
+        start, size = source.randrange(1000), source.choice((0, 16, 100, 512))
+        took_s = true.step_s(0, size, 0, attended(start, size))
+        steps.append(MeasuredStep(0, size, 0, took_s, attended(start, size)))
+    found = fit(steps, "test")
+    assert (found.prefill_step_s, found.attention_s) == pytest.approx((0.005, 2e-6), rel=1e-6)
+    assert found.predicted_s(steps[0]) == pytest.approx(steps[0].step_s)
+    assert attended(10, 3) == 11 + 12 + 13
 
 
 def test_noise_shows_as_error() -> None:
