@@ -176,7 +176,7 @@ def _print(
     directory: Path, memory: dict[str, Memory], problems: Sequence[str], duration_s: int, users: int
 ) -> None:
     console = Console(file=sys.stdout)
-    console.print((directory / "locust.log").read_text(), markup=False, highlight=False)
+    console.print((directory / "locust.log").read_text(), markup=False, highlight=False, soft_wrap=True)
     table = Table("process", "first MiB", "middle", "last", "slope MiB/h", "samples",
                   title=f"Memory over {duration_s} s with {users} users", title_justify="left")  # fmt: skip
     for name, each in memory.items():
