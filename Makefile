@@ -129,7 +129,8 @@ model: $(VENV)/.installed ## Prepare the embedded model in both forms.
 
 # --- testing -------------------------------------------------------------------------------------
 
-test: $(VENV)/.installed-dev model lint type arch ## Run every check and the whole test suite, installing what it needs.
+test: $(VENV)/.installed-dev model ## Run every check and the whole test suite, installing what it needs.
+	@$(MAKE) --no-print-directory --output-sync=target -j2 lint arch type
 	$(PYTEST) $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-fast: ## Run the quick checks and tests, installing nothing.
@@ -150,7 +151,7 @@ test-billing-million: $(VENV)/.installed-dev ## Check prices, ledger, sums and s
 	EMBERGATE_NUM_RECORDS=1000000 $(PYTEST) tests/unit/billing/test_million.py $(PYTEST_ARGS)
 
 test-postgres: $(VENV)/.installed-dev ## Run everything about money and queues on a real PostgreSQL, which it starts.
-	EMBERGATE_REQUIRE_POSTGRES=1 $(PYTEST) -m "postgres and not model" $(PYTEST_ARGS)
+	EMBERGATE_REQUIRE_POSTGRES=1 $(PYTEST) $(IN_PARALLEL) -m "postgres and not model" $(PYTEST_ARGS)
 
 test-parallel: $(VENV)/.installed-dev model ## Run models shared out over several ranks, and kill some of these.
 	$(PYTEST) tests/unit/backend/parallel $(PYTEST_ARGS)

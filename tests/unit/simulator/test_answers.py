@@ -101,6 +101,7 @@ def test_the_tokens_of_long_runs_are_priced_too() -> None:
     assert bill_of(nothing, rate_book(), MODEL, NOW_US).saved_share == 0.0
 
 
+@pytest.mark.slow
 def test_the_64th_replica_takes_its_share_and_gives_it_back() -> None:
     found = movement(63, 20_000)
     assert abs(found.moved_by_growth - 1 / 64) < 0.1 / 64
