@@ -48,7 +48,7 @@ class TestReadersThatLeave:
     async def test_a_whole_answer_is_stopped_too(self, replica: Replica) -> None:
         replica.say(LONG, delay_s=0.01)
         task = asyncio.create_task(replica.complete())
-        await asyncio.sleep(0.1)
+        await underway(replica)
         task.cancel()
         await eventually(lambda: replica.engine.num_open == 0)
         assert [u["finish_reason"] for u in await self._usages(replica)] == ["abort"]
@@ -86,7 +86,7 @@ class TestAborts:
     async def test_the_stream_ends_with_its_reason_and_its_usage(self, replica: Replica) -> None:
         replica.say(LONG, delay_s=0.01)
         running = asyncio.create_task(replica.complete(stream=True, request_id="x"))
-        await asyncio.sleep(0.1)
+        await underway(replica)
         aborted = (await replica.call("POST", "/abort", json={"request_id": "x"})).json
         answer = await running
         assert answer.chunks[-2]["choices"][0]["finish_reason"] == "abort"
@@ -124,7 +124,7 @@ class TestAborts:
     async def test_choices_are_aborted_together(self, replica: Replica) -> None:
         replica.say(LONG, delay_s=0.01)
         running = asyncio.create_task(replica.complete(request_id="x", n=3))
-        await asyncio.sleep(0.1)
+        await underway(replica)
         await replica.call("POST", "/abort", json={"request_id": "x"})
         answer = (await running).json
         assert [c["finish_reason"] for c in answer["choices"]] == ["abort"] * 3
@@ -135,7 +135,7 @@ class TestEngineDeath:
     async def test_a_stream_ends_with_an_error_and_without_an_end(self, replica: Replica) -> None:
         replica.say(LONG, delay_s=0.01)
         running = asyncio.create_task(replica.complete(stream=True))
-        await asyncio.sleep(0.1)
+        await underway(replica)
         replica.engine.die()
         answer = await running
         assert answer.status == 200
@@ -147,7 +147,7 @@ class TestEngineDeath:
     async def test_a_whole_answer_is_a_500(self, replica: Replica) -> None:
         replica.say(LONG, delay_s=0.01)
         running = asyncio.create_task(replica.complete())
-        await asyncio.sleep(0.05)
+        await underway(replica)
         replica.engine.die()
         answer = await running
         assert (answer.status, answer.json["error"]["code"]) == (500, "engine_died")
@@ -162,7 +162,7 @@ class TestEngineDeath:
         replica.say(LONG, delay_s=0.01)
         await eventually_ready(replica)
         running = asyncio.create_task(replica.complete(stream=True))
-        await asyncio.sleep(0.1)
+        await underway(replica)
         replica.engine.die()
         assert (await running).chunks[-1]["error"]["code"] == "engine_died"
         assert await exit_code == 1
@@ -177,7 +177,7 @@ class TestStopping:
         replica.say("abcdefghij", delay_s=0.03)
         await eventually_ready(replica)
         running = asyncio.create_task(replica.complete(stream=True))
-        await asyncio.sleep(0.05)
+        await underway(replica)
         replica.server.request_stop()
         health = await replica.call("GET", "/health")
         assert (health.status, health.json["status"]) == (503, "draining")
@@ -192,7 +192,7 @@ class TestStopping:
         replica.say(LONG, delay_s=0.2)
         await eventually_ready(replica)
         running = asyncio.create_task(replica.complete(stream=True))
-        await asyncio.sleep(0.3)
+        await underway(replica)
         began = time.monotonic()
         replica.server.request_stop()
         assert await exit_code == 0
@@ -235,6 +235,12 @@ class TestSlowReaders:
         assert [u["finish_reason"] for u in usages] == ["length", "abort"]
         assert usages[1]["usage"]["completion_tokens"] > 5
         writer.close()
+
+
+async def underway(replica: Replica) -> None:
+    """The engine has the request, and has had the time to say some of the answer."""
+    await eventually(lambda: replica.engine.num_open > 0)
+    await asyncio.sleep(0.1)
 
 
 async def usages_once(replica: Replica, count: int) -> list[dict[str, Any]]:
