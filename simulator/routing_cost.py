@@ -11,6 +11,8 @@ import msgspec
 from gateway.routing import RendezvousRanking, RingRanking
 
 _NUM_KEYS = 300
+_MAX_S = 2.0
+"""A ranking is measured for so long at most: a ring of thousands takes a while for each key."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Named:
 
 
 class RoutingCost(msgspec.Struct, frozen=True):
-    """Microseconds to rank all replicas for one key (median of keys)."""
+    """Microseconds of CPU to rank all replicas for one key (median of keys)."""
 
     num_replicas: int
     rendezvous_us: float
@@ -39,7 +41,7 @@ class Movement(msgspec.Struct, frozen=True):
     still_moved_after_shrinking: int
 
 
-def routing_cost(num_replicas: int, clock: Callable[[], float] = time.perf_counter) -> RoutingCost:
+def routing_cost(num_replicas: int, clock: Callable[[], float] = time.thread_time) -> RoutingCost:
     """Measure both rankings of the gateway."""
     pool = tuple(Named(f"replica-{number}") for number in range(num_replicas))
     return RoutingCost(
@@ -73,9 +75,11 @@ def _median_us(
     clock: Callable[[], float],
 ) -> float:
     ranking("account", "warm-up", pool)
-    times = []
+    times: list[float] = []
     for number in range(_NUM_KEYS):
         started = clock()
         ranking("account", f"ses_{number}", pool)
         times.append(clock() - started)
+        if sum(times) > _MAX_S:
+            break
     return sorted(times)[len(times) // 2] * 1e6
