@@ -94,6 +94,10 @@ class ReplicaMetrics:
         """Count a look at an answer that had to meet a schema."""
         self._checks.labels(self._model, verdict).inc()
 
+    def register(self, collector: Collector) -> None:
+        """Expose what another part of the replica counts."""
+        self._registry.register(collector)
+
     def expose(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self._registry)

@@ -36,6 +36,7 @@ from backend.text.grammar_compiler import GrammarCompiler
 from backend.text.grammar_tokenizer import build_grammar_tokenizer
 from backend.text.media import ImageLimits
 from backend.text.model_text import ModelTextError, load_model_text
+from backend.transfer.metrics import TransferCollector
 from backend.transfer.service import TransferService
 
 StartEngine = Callable[[BackendConfig, Callable[[StartProgress], None]], Awaitable[Engine]]
@@ -114,6 +115,7 @@ class ReplicaServer:
             config.replica_id, max_entries=config.max_recent_usages, ttl_s=config.recent_usage_ttl_s
         )
         metrics = ReplicaMetrics(config.model.served_as, self._state.read_stats)
+        self._metrics = metrics
         self._calls = Calls(usages, metrics)
         self._checker = AnswerChecker(metrics, max_steps=config.grammar.max_check_steps)
         completions = Completions(config, self._state, self._calls, self._checker, self._telemetry)
@@ -217,6 +219,8 @@ class ReplicaServer:
             await service.start()
         except (OSError, ValueError) as error:
             raise ReplicaStartError(f"transfer: {error}") from error
+        model = self._config.model.served_as
+        self._metrics.register(TransferCollector(model, service.counters, self._state.read_stats))
         return service
 
     async def _wait_idle(self) -> None:

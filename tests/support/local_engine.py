@@ -1,6 +1,6 @@
 """An engine with the fake model in this process, as the HTTP side sees one: for transfers without processes.
 
-``stall`` and ``die`` do what processes do at the worst moment.
+``is_stalled`` and :meth:`LocalEngine.stop` do what processes do at the worst moment.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from backend.config import BackendConfig, CacheConfig, ModelSource, SchedulerConfig, TransferConfig
 from backend.engine.client import EngineDiedError, SequenceStream
@@ -18,8 +17,6 @@ from backend.engine.messages import EngineInfo, SequenceRequest, ToExchange, Tra
 from backend.engine.transfers import take_message
 from backend.transfer.exchange import create_exchange
 from tests.support.fake_engine import FakeRunner
-
-BLOCK = 16
 
 
 def local_config(**transfer: object) -> BackendConfig:
@@ -109,12 +106,3 @@ class LocalEngine:
                 if report is not None:
                     self._report(report)
             await asyncio.sleep(0.0005)
-
-
-@asynccontextmanager
-async def local_engine(config: BackendConfig, *, num_slots: int = 12) -> AsyncIterator[LocalEngine]:
-    engine = LocalEngine(config, num_slots=num_slots)
-    try:
-        yield engine
-    finally:
-        await engine.stop()

@@ -3,112 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 import pytest
 
-from backend.engine.messages import SamplingParams, SequenceRequest
 from backend.transfer.counters import TransferCounters
-from backend.transfer.fetching import Fetch, Fetcher
+from backend.transfer.fetching import Fetcher
 from backend.transfer.prompts import Prompt
-from backend.transfer.service import TransferService
-from tests.support.fake_engine import EOS_TOKEN_ID, VOCAB_SIZE
+from tests.support.fake_engine import VOCAB_SIZE
 from tests.support.fake_model import alone
-from tests.support.local_engine import LocalEngine, local_config, local_engine
+from tests.support.transfer_pair import TransferReplica, prompt_of, settled, start_replica
 from tests.support.waiting import eventually
 
-NUM_BLOCKS = 96
-
-
-@dataclass
-class Replica:
-    engine: LocalEngine
-    service: TransferService
-
-    @property
-    def fetcher(self) -> Fetcher:
-        assert self.service.fetcher is not None
-        return self.service.fetcher
-
-    @property
-    def counters(self) -> TransferCounters:
-        return self.service.counters
-
-    @property
-    def place(self) -> tuple[str, int]:
-        host, _, port = self.service.address.partition(":")
-        return host, int(port)
-
-    async def answer(self, prompt: list[int], fetch: Fetch | None = None, count: int = 8) -> list[int]:
-        """Greedy tokens after the prompt; checks what the engine says of cached tokens."""
-        request = SequenceRequest(
-            sequence_id=self.engine.new_sequence_id(),
-            prompt_token_ids=prompt,
-            sampling=SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True),
-            lease_id=0 if fetch is None else fetch.lease_id,
-            told_cached_tokens=None if fetch is None else fetch.told_cached_tokens,
-        )
-        stream = self.engine.submit(request)
-        self.last_cached = 0
-        tokens: list[int] = []
-        async for output in stream:
-            tokens += output.token_ids
-            self.last_cached = output.cached_prompt_tokens
-        return tokens
-
-
-async def start(stack: AsyncExitStack, **transfer: object) -> Replica:
-    config = local_config(**transfer)
-    engine = await stack.enter_async_context(local_engine(config))
-    assert engine.info.exchange is not None
-    service = TransferService(config, engine, engine.info.exchange)
-    await service.start()
-    stack.push_async_callback(service.close)
-    return Replica(engine, service)
+Pair = tuple[TransferReplica, TransferReplica]
 
 
 @pytest.fixture(params=["memory", "tcp"])
-async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Replica, Replica]]:
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
         links = (request.param,)
-        yield await start(stack, links=links), await start(stack, links=links)
+        yield await start_replica(stack, links=links), await start_replica(stack, links=links)
 
 
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(EOS_TOKEN_ID) for _ in range(length)]
-
-
-async def settled(*replicas: Replica) -> None:
-    """Until every pool is at its baseline; fails when that does not come."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        stats = [replica.engine.engine.stats() for replica in replicas]
-        if all(stat.num_held_blocks == 0 and stat.num_running == stat.num_waiting == 0 for stat in stats):
-            break
-        await asyncio.sleep(0.01)
-    for replica in replicas:
-        replica.engine.engine.check_invariants()
-        assert replica.engine.num_unused == NUM_BLOCKS
-        assert replica.engine.engine.store is not None
-        assert replica.engine.engine.store.num_held == 0
-
-
-async def bring(target: Replica, source: Replica, prompt: list[int]) -> Fetch:
-    fetch = target.fetcher.fetch(Prompt(prompt))
-    await fetch.run(*source.place)
-    return fetch
-
-
-async def test_an_answer_is_the_same_and_nothing_is_left(pair: tuple[Replica, Replica]) -> None:
+async def test_an_answer_is_the_same_and_nothing_is_left(
+    pair: Pair,
+) -> None:
     source, target = pair
     for length in (1, 15, 16, 17, 100, 333):
         prompt = prompt_of(length, seed=length)
-        fetch = await bring(target, source, prompt)
+        fetch = await target.bring(source, prompt)
         assert await target.answer(prompt, fetch) == alone(prompt, 8, VOCAB_SIZE)
         assert target.last_cached == 0, "computed for this request, not found in a cache"
         fetch.close()
@@ -117,11 +41,11 @@ async def test_an_answer_is_the_same_and_nothing_is_left(pair: tuple[Replica, Re
     await settled(source, target)
 
 
-async def test_the_other_replicas_cache_is_what_counts(pair: tuple[Replica, Replica]) -> None:
+async def test_the_other_replicas_cache_is_what_counts(pair: Pair) -> None:
     source, target = pair
     prompt = prompt_of(100)
     await source.answer(prompt)
-    fetch = await bring(target, source, prompt)
+    fetch = await target.bring(source, prompt)
     assert fetch.told_cached_tokens == 96
     await target.answer(prompt, fetch)
     assert target.last_cached == 96
@@ -129,25 +53,25 @@ async def test_the_other_replicas_cache_is_what_counts(pair: tuple[Replica, Repl
     stats = target.engine.engine.stats()
     assert stats.computed_tokens == 4 + 7, "only what is behind the last full block"
     longer = prompt + prompt_of(100, seed=1)
-    fetch = await bring(target, source, longer)
+    fetch = await target.bring(source, longer)
     await target.answer(longer, fetch)
     fetch.close()
     assert target.counters.num_blocks_in == 6 + 6, "what is here already does not travel"
     await settled(source, target)
 
 
-async def test_a_prompt_that_is_here_needs_no_other(pair: tuple[Replica, Replica]) -> None:
+async def test_a_prompt_that_is_here_needs_no_other(pair: Pair) -> None:
     source, target = pair
     prompt = prompt_of(50)
     await target.answer(prompt)
-    fetch = await bring(target, source, prompt)
+    fetch = await target.bring(source, prompt)
     await target.answer(prompt, fetch)
     assert target.last_cached == 48
     fetch.close()
     assert source.counters.num_started_out == 0
 
 
-async def test_nobody_there_means_computing_here(pair: tuple[Replica, Replica]) -> None:
+async def test_nobody_there_means_computing_here(pair: Pair) -> None:
     source, target = pair
     place = source.place
     await source.service.close()
@@ -161,9 +85,7 @@ async def test_nobody_there_means_computing_here(pair: tuple[Replica, Replica]) 
 
 
 @pytest.mark.parametrize("fault", ["stall", "kill"])
-async def test_a_replica_that_is_lost_on_the_way_costs_time_only(
-    pair: tuple[Replica, Replica], fault: str
-) -> None:
+async def test_a_replica_that_is_lost_on_the_way_costs_time_only(pair: Pair, fault: str) -> None:
     source, target = pair
     prompt = prompt_of(400)
     fetch = target.fetcher.fetch(Prompt(prompt))
@@ -182,7 +104,9 @@ async def test_a_replica_that_is_lost_on_the_way_costs_time_only(
     await settled(target, *([source] if fault == "stall" else []))
 
 
-async def test_a_client_that_leaves_in_the_middle_leaves_nothing(pair: tuple[Replica, Replica]) -> None:
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing(
+    pair: Pair,
+) -> None:
     source, target = pair
     for delay_s in (0.0, 0.002, 0.004, 0.01, 0.02):
         fetch = target.fetcher.fetch(Prompt(prompt_of(400, seed=int(delay_s * 10000))))
@@ -193,21 +117,23 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(pair: tuple[Rep
         fetch.close()
     await settled(source, target)
     prompt = prompt_of(90, seed=9)
-    fetch = await bring(target, source, prompt)
+    fetch = await target.bring(source, prompt)
     assert await target.answer(prompt, fetch) == alone(prompt, 8, VOCAB_SIZE), "slots were lost"
     fetch.close()
 
 
-async def test_a_sequence_that_never_comes_is_not_waited_for(pair: tuple[Replica, Replica]) -> None:
+async def test_a_sequence_that_never_comes_is_not_waited_for(
+    pair: Pair,
+) -> None:
     source, target = pair
-    fetch = await bring(target, source, prompt_of(100))
+    fetch = await target.bring(source, prompt_of(100))
     assert target.engine.engine.stats().num_held_blocks == 6
     await settled(source, target)
     fetch.close()
 
 
 async def test_records_that_were_changed_on_the_way_are_not_used(
-    pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = pair
     store = source.engine.engine.transfers
@@ -225,7 +151,7 @@ async def test_records_that_were_changed_on_the_way_are_not_used(
 
     monkeypatch.setattr(store._exchange, "slot", spoil)
     prompt = prompt_of(200)
-    fetch = await bring(target, source, prompt)
+    fetch = await target.bring(source, prompt)
     assert target.counters.failures["corrupt"] == 1
     assert await target.answer(prompt, fetch) == alone(prompt, 8, VOCAB_SIZE)
     fetch.close()
@@ -234,18 +160,11 @@ async def test_records_that_were_changed_on_the_way_are_not_used(
 
 async def test_who_does_not_know_the_secret_gets_nothing() -> None:
     async with AsyncExitStack() as stack:
-        source = await start(stack)
-        config = local_config()
-        engine = await stack.enter_async_context(local_engine(config))
-        assert engine.info.exchange is not None
-        stranger = Fetcher(
-            TransferService(config, engine, engine.info.exchange).fetcher.desk,  # type: ignore[union-attr]
-            config.transfer,
-            "another secret",
-            TransferCounters(),
-        )
+        source, other = await start_replica(stack), await start_replica(stack)
+        counters = TransferCounters()
+        stranger = Fetcher(other.fetcher.desk, other.fetcher.config, "another secret", counters)
         fetch = stranger.fetch(Prompt(prompt_of(100)))
         await fetch.run(*source.place)
-        assert stranger.counters.failures["lost"] == 1
+        assert counters.failures["lost"] == 1
         assert source.engine.engine.stats().num_requests == 0
         fetch.close()
