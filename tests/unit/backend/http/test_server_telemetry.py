@@ -58,6 +58,7 @@ class TestMetrics:
     async def test_an_abort_counts_what_was_generated(self, replica: Replica) -> None:
         replica.say("abcdefghij" * 5, delay_s=0.01)
         task = asyncio.create_task(replica.complete())
+        await eventually(lambda: replica.engine.num_open > 0)
         await asyncio.sleep(0.1)
         task.cancel()
         await eventually(lambda: replica.engine.num_open == 0)
@@ -171,6 +172,7 @@ class TestTraces:
         replica = await start_replica(telemetry=traced.telemetry)
         replica.say("abcdefghij" * 5, delay_s=0.01)
         task = asyncio.create_task(replica.complete(stream=True))
+        await eventually(lambda: replica.engine.num_open > 0)
         await asyncio.sleep(0.15)
         assert traced.exporter.get_finished_spans() == ()
         task.cancel()
@@ -189,6 +191,7 @@ class TestTraces:
         replica = await start_replica(telemetry=traced.telemetry)
         replica.say("abcdefghij", delay_s=0.02)
         running = asyncio.create_task(replica.complete(stream=True))
+        await eventually(lambda: replica.engine.num_open > 0)
         await asyncio.sleep(0.05)
         replica.engine.die()
         await running
