@@ -25,6 +25,27 @@ class ModelSource(_Section, frozen=True):
     text_only: bool = False
 
 
+class TierConfig(_Section, frozen=True):
+    """Where evicted KV blocks go: memory of the host (``host_gib``), then a disk (``disk_gib`` under
+    ``path``, each replica in a directory of its own); 0 is no such tier.
+
+    ``max_blocks_per_step`` are copied each way between two steps at most. ``max_queue_mib`` of blocks wait
+    for the disk; more are dropped. A sequence waits for its blocks as long as computing them would take, at
+    least ``min_promotion_s``, at most ``promotion_timeout_s``. A disk that refused a block is left alone for
+    ``retry_after_s``. ``flush_s``: how long a stop writes what is not on the disk yet.
+    """
+
+    host_gib: float = 0.0
+    disk_gib: float = 0.0
+    path: str = ""
+    max_blocks_per_step: int = 256
+    max_queue_mib: float = 256.0
+    min_promotion_s: float = 0.05
+    promotion_timeout_s: float = 5.0
+    retry_after_s: float = 60.0
+    flush_s: float = 5.0
+
+
 class CacheConfig(_Section, frozen=True):
     """The KV block pool. ``num_blocks`` null takes ``memory_gib`` of the device instead; both null take a
     share of the device: nine tenths of what is free on a GPU, an eighth of the machine's memory on a CPU.
@@ -37,6 +58,7 @@ class CacheConfig(_Section, frozen=True):
     memory_gib: float | None = None
     enable_prefix_cache: bool = True
     image_memory_gib: float = 0.25
+    tiers: TierConfig = TierConfig()
 
 
 class SchedulerConfig(_Section, frozen=True):

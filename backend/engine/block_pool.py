@@ -67,18 +67,15 @@ class BlockPool:
         """
         if count > self.num_available:
             raise OutOfBlocksError(f"{count} blocks wanted, {self.num_available} available")
-        free, cache = self._free, self._cache
-        taken: list[int] = []
-        for _ in range(count):
-            if free:
-                block = free.pop()
-            else:
-                assert cache is not None  # else num_available counts the free ones only
-                block = cache.evict()
+        num_free = min(count, len(self._free))
+        taken = [self._free.pop() for _ in range(num_free)]
+        if count > num_free:
+            assert self._cache is not None  # else num_available counts the free ones only
+            taken += self._cache.evict(count - num_free)
+        for block in taken:
             self._num_holders[block] = 1
             self._last_tag += 1
             self._tags[block] = self._last_tag
-            taken.append(block)
         return taken
 
     def tags_of(self, blocks: Iterable[int]) -> list[int]:

@@ -54,6 +54,11 @@ class BlockStore:
         return self._kv.layout
 
     @property
+    def cache(self) -> PrefixCache:
+        """Where the blocks are found."""
+        return self._cache
+
+    @property
     def num_held(self) -> int:
         """Holds that were not released yet."""
         return len(self._holds)

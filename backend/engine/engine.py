@@ -34,6 +34,7 @@ from backend.engine.speculation import PromptLookup
 from backend.engine.step import ScheduledChunk, ShouldStop, StepInterruptedError, StepPlan
 from backend.engine.step_builder import Step
 from backend.engine.step_runner import StepRunner
+from backend.engine.tier_setup import open_tiering
 from backend.engine.transfers import Transfers
 from backend.engine.watch import Watch
 from backend.transfer.exchange import Exchange
@@ -73,14 +74,7 @@ class Engine:
         num_blocks = choose_num_blocks(
             cache, model.kv_bytes_per_token, max_model_len, model.kv_memory_bytes, model.memory_bytes
         )
-        self._limits = SchedulerLimits(
-            block_size=cache.block_size,
-            max_model_len=max_model_len,
-            max_tokens_per_step=limits.max_tokens_per_step,
-            max_running=limits.max_running,
-            max_waiting=limits.max_waiting,
-            max_media_bytes=limits.max_media_bytes,
-        )
+        self._limits = SchedulerLimits.of(cache.block_size, max_model_len, limits)
         self.info = EngineInfo(
             max_model_len=max_model_len,
             vocab_size=model.vocab_size,
@@ -109,6 +103,7 @@ class Engine:
         guesses = config.speculation
         lookup = PromptLookup(guesses.max_draft_tokens, guesses.match_tokens) if guesses.enabled else None
         self._scheduler = Scheduler(self._limits, self._pool, self._cache, lookup)
+        self.tiering = open_tiering(config, kv, self.store, self._tags, self._scheduler, clock_s)
         self._sampler = Sampler(draw_seed, grammars)
         self._has_grammars = grammars is not None
         self._pace = PrefillPace(limits.max_mixed_step_s)
@@ -179,6 +174,8 @@ class Engine:
         """
         started_at_s = self._clock_s()
         self._expire(started_at_s)
+        if self.tiering is not None:
+            self.tiering.advance()
         if not self._scheduler.has_work:
             return
         step = self._without_mismatches(self._scheduler.plan(self._pace.allowance))
@@ -205,6 +202,8 @@ class Engine:
         decodes = [chunk for chunk in step.plan.chunks if chunk.is_decode]
         num_prefill_tokens = step.plan.num_tokens - sum(len(chunk.token_ids) for chunk in decodes)
         self._pace.observe(len(decodes), num_prefill_tokens, step_s)
+        if self.tiering is not None and not decodes:
+            self.tiering.rule.observe_prefill(num_prefill_tokens, step_s)
         self._busy_s += step_s
 
     def take_outputs(self) -> list[TokenOutput]:
@@ -238,6 +237,7 @@ class Engine:
             num_blocks_imported=0 if self.transfers is None else self.transfers.num_blocks_imported,
             num_held_blocks=0 if self.store is None else self.store.num_held,
             busy_s=self._busy_s,
+            tiers=None if self.tiering is None else self.tiering.stats(),
         )
 
     def check_invariants(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backend.config import SchedulerConfig
 from backend.engine.messages import RefusalCode
 
 
@@ -24,6 +25,18 @@ class SchedulerLimits:
     max_running: int
     max_waiting: int
     max_media_bytes: int = 1 << 30
+
+    @classmethod
+    def of(cls, block_size: int, max_model_len: int, config: SchedulerConfig) -> SchedulerLimits:
+        """As configured."""
+        return cls(
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_tokens_per_step=config.max_tokens_per_step,
+            max_running=config.max_running,
+            max_waiting=config.max_waiting,
+            max_media_bytes=config.max_media_bytes,
+        )
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_model_len", "max_tokens_per_step", "max_running"):

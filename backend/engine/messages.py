@@ -181,6 +181,29 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     cached_head: bytes = b""
 
 
+class TierStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Of the tiers below the KV cache. ``queries`` are prompt tokens that were looked up in them, ``hits``
+    those that were loaded. ``num_demoted`` blocks went down, ``num_from_host`` and ``num_from_disk`` came up.
+    ``num_refused`` times loading was expected to cost more than computing; ``num_ended_early`` loads were
+    given up, too late or wrong. ``num_corrupt`` blocks of the disk failed their check, ``num_dropped`` were
+    not written as the queue or the disk was full.
+    """
+
+    queries: int
+    hits: int
+    num_demoted: int
+    num_from_host: int
+    num_from_disk: int
+    num_refused: int
+    num_ended_early: int
+    num_host_bytes: int
+    num_disk_bytes: int
+    num_corrupt: int
+    num_disk_failures: int
+    num_dropped: int
+    is_disk_writable: bool
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Gauges as of the last step, and counters since the start of the engine.
 
@@ -213,6 +236,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_blocks_exported: int = 0
     num_blocks_imported: int = 0
     num_held_blocks: int = 0
+    tiers: TierStats | None = None
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListOf
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import takewhile
@@ -49,6 +51,15 @@ def block_digest(parent: bytes, token_ids: ListOf[int], extra: bytes = b"") -> b
     return blake2b(b"".join(parts), digest_size=DIGEST_BYTES).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """A block by its content: ``tag`` is the one under which it was filled."""
+
+    digest: bytes
+    block: int
+    tag: int
+
+
 class PrefixCache:
     """Index of full blocks by content, and the order in which unused ones are given up."""
 
@@ -60,6 +71,8 @@ class PrefixCache:
         self._unused: OrderedDict[int, None] = OrderedDict()
         self._claims: dict[bytes, int] = {}
         self.num_evictions = 0
+        self.on_evict: Callable[[list[CachedBlock]], None] | None = None
+        """Sees blocks that are given up, least recently used first, while they still hold their content."""
 
     @property
     def num_unused(self) -> int:
@@ -173,14 +186,30 @@ class PrefixCache:
         for block in blocks:
             del unused[block]
 
-    def evict(self) -> int:
-        """Forget the least recently used unused block and return it."""
-        block, _ = self._unused.popitem(last=False)
-        digest = self._digest_by_block.pop(block)
-        if self._block_by_digest.get(digest) == block:
-            del self._block_by_digest[digest], self._tag_by_digest[digest]
-        self.num_evictions += 1
-        return block
+    def evict(self, count: int) -> list[int]:
+        """Forget the ``count`` least recently used unused blocks and return them, after ``on_evict`` saw
+        them.
+        """
+        blocks: list[int] = []
+        evicted: list[CachedBlock] = []
+        for _ in range(count):
+            block, _ = self._unused.popitem(last=False)
+            digest = self._digest_by_block.pop(block)
+            if self._block_by_digest.get(digest) == block:
+                del self._block_by_digest[digest]
+                evicted.append(CachedBlock(digest, block, self._tag_by_digest.pop(digest)))
+            blocks.append(block)
+        self.num_evictions += count
+        if self.on_evict is not None and evicted:
+            self.on_evict(evicted)
+        return blocks
+
+    def unused_newest_first(self) -> Iterator[CachedBlock]:
+        """The unused blocks, last to be evicted first."""
+        for block in reversed(self._unused):
+            digest = self._digest_by_block[block]
+            if self._block_by_digest.get(digest) == block:
+                yield CachedBlock(digest, block, self._tag_by_digest[digest])
 
     def unused_blocks(self) -> list[int]:
         """The unused blocks, next to be evicted first."""

@@ -36,6 +36,7 @@ from backend.engine.step import ScheduledChunk
 from backend.engine.step_builder import Step, StepBuilder
 
 AllowPrefill = Callable[[int, int], int | None]
+HoldsBack = Callable[[Sequence, int], bool]
 
 
 class Scheduler:
@@ -58,6 +59,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
         self._num_media_bytes = 0
+        self.holds_back: HoldsBack = lambda sequence, num_matched: False
 
     @property
     def num_waiting(self) -> int:
@@ -125,7 +127,7 @@ class Scheduler:
         return expired
 
     def plan(self, allow_prefill: AllowPrefill = lambda num_decodes, num_prefills: None) -> Step:
-        """Choose what to compute next. Has at least one chunk whenever there is work.
+        """Choose what to compute next: something, whenever there is work and not all of it is held back.
 
         Args:
             allow_prefill: at most so many prefill tokens (at least 1), by the number of sequences that decode
@@ -313,7 +315,7 @@ class Scheduler:
             # Each running sequence may need a block soon: without this headroom an admission would often be
             # undone by a preemption a few steps later. With an empty batch everything is available.
             room = self._pool.num_available - self._pool.num_cached_among(matched) - len(self._running)
-            if num_new > room:
+            if num_new > room or self.holds_back(sequence, len(matched)):
                 break
             self._waiting.popleft()
             self._start(sequence, matched, num_new)

@@ -54,6 +54,12 @@ IDLE_CHECK_AFTER_S = 1.0
 GRAMMAR_POLL_S = 0.005
 """How often an engine without other work looks whether a grammar is compiled."""
 
+PROMOTION_POLL_S = 0.001
+"""How often an engine looks whether blocks that a sequence waits for have come."""
+
+WRITE_BACK_AFTER_S = 0.02
+"""Without work for this long, the engine saves blocks on the disk tier, some at a time."""
+
 PROGRESS_INTERVAL_S = 0.5
 """Progress of loading is sent at most so often."""
 
@@ -169,9 +175,18 @@ class EngineLoop:
             if engine.has_work:
                 engine.step(self._look_up)
                 channel.send(StepOutputs(engine.take_outputs(), engine.stats()))
+                self._mind_tiers()
             if self._peers is not None and self._peers.is_stepping and self._peers.num_steps == num_steps:
                 self._peers.follow()
             self._move_blocks()
+
+    def _mind_tiers(self) -> None:
+        """Between two steps: save blocks, and do not spin while all there is to do is to wait for some."""
+        tiering = self._engine.tiering
+        if tiering is not None:
+            tiering.write_back(is_idle=False)
+            if tiering.is_promoting:
+                self._channel.sleep(PROMOTION_POLL_S)
 
     def _move_blocks(self) -> None:
         """Between two steps: copy some blocks of those on their way, and tell of it."""
@@ -207,6 +222,10 @@ class EngineLoop:
         if self._unready:
             self._channel.sleep(GRAMMAR_POLL_S)
             return
+        tiering = self._engine.tiering
+        while tiering is not None and not self._channel.sleep(WRITE_BACK_AFTER_S):
+            if not tiering.write_back(is_idle=True):
+                break
         if not self._channel.sleep(IDLE_CHECK_AFTER_S):
             self._engine.check_invariants()
             self._channel.sleep(self._time_left_s())
@@ -248,7 +267,11 @@ def serve(sock: socket.socket, load_runner: LoadRunner, load_grammars: LoadGramm
         if started is None:
             return 1
         engine, runner = started
-        EngineLoop(engine, channel, runner if isinstance(runner, Peers) else None).run()
+        try:
+            EngineLoop(engine, channel, runner if isinstance(runner, Peers) else None).run()
+        finally:
+            if engine.tiering is not None:
+                engine.tiering.close()
     except ParentGoneError:
         return 0
     except Exception as error:  # noqa: BLE001  the top guard of this process
