@@ -170,7 +170,7 @@ class TransferConfig(_Section, frozen=True):
     for blocks on their way in. ``connect_timeout_s``, ``stall_timeout_s`` (nothing comes) and
     ``transfer_timeout_s`` (a prompt as a whole) end a transfer, and the prompt is computed where its answer
     is. ``lease_s``: how long a block is kept for somebody who does not come for it. ``links`` are tried in
-    this order.
+    this order. ``linger_s``: how long a replica that drains and is done stays to hand over conversations.
     """
 
     is_enabled: bool = False
@@ -185,6 +185,7 @@ class TransferConfig(_Section, frozen=True):
     stall_timeout_s: float = 15.0
     transfer_timeout_s: float = 120.0
     lease_s: float = 30.0
+    linger_s: float = 10.0
     links: tuple[Literal["nixl", "memory", "tcp"], ...] = ("nixl", "memory", "tcp")
 
 

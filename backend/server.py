@@ -224,9 +224,10 @@ class ReplicaServer:
         return service
 
     async def _wait_idle(self) -> None:
-        """Until no request is open, here or for another replica."""
+        """Until no request is open, here or for another replica that conversations were handed over to."""
         await self._calls.wait_idle()
-        if self._transfers is not None:
+        if self._transfers is not None and self._transfers.address:
+            await asyncio.sleep(self._config.transfer.linger_s)
             await self._transfers.wait_idle()
 
     def _register(self, info: EngineInfo) -> Registrar | None:

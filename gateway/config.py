@@ -63,6 +63,9 @@ class RoutingConfig(_Section, frozen=True):
     Where there are replicas of the role prefill: a prompt with ``min_split_tokens`` or more that are probably
     not cached where its answer is (by about four bytes a token) is computed by one of them, as long as that
     has fewer than ``max_prefills_per_replica`` to compute.
+
+    A conversation whose previous turn had ``min_handover_tokens`` of prompt and that another replica answers
+    now is handed over by its previous owner, where both exchange blocks.
     """
 
     policy: Literal["rendezvous", "ring"] = "rendezvous"
@@ -73,6 +76,7 @@ class RoutingConfig(_Section, frozen=True):
     max_tracked_sessions: int = 50_000
     min_split_tokens: AtLeastOne = 256
     max_prefills_per_replica: AtLeastOne = 16
+    min_handover_tokens: AtLeastOne = 64
 
 
 class UpstreamConfig(_Section, frozen=True):

@@ -23,6 +23,10 @@ class CachePredictions:
         last = self._last.get((account_id, key))
         return last[1] if last is not None and last[0] == replica_id else 0
 
+    def last(self, account_id: str, key: str) -> tuple[str, int] | None:
+        """The replica that served a conversation's previous turn, and its prompt tokens."""
+        return self._last.get((account_id, key))
+
     def learn(self, account_id: str, key: str, replica_id: str, prompt_tokens: int) -> None:
         """A turn of ``prompt_tokens`` was served by ``replica_id``."""
         session = (account_id, key)

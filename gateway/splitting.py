@@ -4,6 +4,9 @@ Replicas say what they do: all of a request, prompts for others, or answers to p
 An answer goes to the first in the ranking of its key that has room for it in its KV cache, so that turns of a
 conversation meet again. Its prompt is computed elsewhere when enough of it is probably not cached where the
 answer is; there too the ranking of the key decides, so that prompts that begin alike meet.
+
+A conversation whose owner has changed, because a replica came or is draining, is handed over in the same way:
+its previous owner sends what it has.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ class Splitter:
         """Who computes the prompt of a request that ``replica`` answers; None for ``replica`` itself."""
         if not replica.can_fetch or isinstance(call.request, EmbeddingsRequest):
             return None
+        if (previous := self._previous_owner(call, replica, serving)) is not None:
+            return previous
         others = tuple(other for other in serving if other.transfer and other is not replica)
         if not any(other.role == "prefill" for other in others):
             return None
@@ -59,6 +64,19 @@ class Splitter:
         for other in self._prefill_ranking(call.account_id, call.affinity_key, others):
             if other.health == "ready" and other.num_prefills < self._config.max_prefills_per_replica:
                 return other
+        return None
+
+    def _previous_owner(self, call: Call, replica: Replica, serving: Sequence[Replica]) -> Replica | None:
+        """Who has the earlier turns of a conversation that has moved, while it still lives: it hands them
+        over, with the little that is new, for less than computing all of it again.
+        """
+        last = self._predictions.last(call.account_id, call.affinity_key)
+        if last is None or last[0] == replica.id or last[1] < self._config.min_handover_tokens:
+            return None
+        for other in serving:
+            if other.id == last[0] and other.transfer and other.health in ("ready", "draining"):
+                has_room = other.num_prefills < self._config.max_prefills_per_replica
+                return other if has_room else None
         return None
 
 
