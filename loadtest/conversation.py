@@ -59,14 +59,20 @@ class Conversation:
         return f"search returned {len(lines)} lines:\n" + "\n".join(lines) + "\nWhat next?"
 
 
+_PIECES = ("content", "reasoning_content", "reasoning", "tool_calls")
+
+
 class Answer:
-    """Reads server-sent events line by line; ``problem`` says what is wrong with them, if anything."""
+    """Reads server-sent events line by line; ``problem`` says what is wrong with them, if anything.
+
+    ``num_pieces`` counts what a reader sees come: text, thoughts, and parts of tool calls.
+    """
 
     def __init__(self) -> None:
         self.text = ""
         self.usage: dict[str, Any] = {}
         self.is_done = False
-        self.has_begun = False
+        self.num_pieces = 0
         self.error = ""
 
     def read(self, line: bytes) -> None:
@@ -82,10 +88,9 @@ class Answer:
             self.error = str(frame["error"].get("message", frame["error"]))
         self.usage = frame.get("usage") or self.usage
         for choice in frame.get("choices", []):
-            piece = choice.get("delta", {}).get("content")
-            if piece:
-                self.has_begun = True
-                self.text += piece
+            delta = choice.get("delta", {})
+            self.num_pieces += any(delta.get(name) for name in _PIECES)
+            self.text += delta.get("content") or ""
 
     @property
     def problem(self) -> str:

@@ -41,7 +41,7 @@ class Endpoint:
 class Exchange:
     """What became of a request. Times are :func:`time.perf_counter` seconds; 0 for what never came.
 
-    ``has_left``: the client closed the connection on purpose. ``num_pieces`` are chunks with text.
+    ``has_left``: the client closed the connection on purpose. ``num_pieces`` are chunks that brought something.
     """
 
     sent_s: float = 0.0
@@ -106,12 +106,10 @@ async def ask(
 
 async def _read_stream(response: aiohttp.ClientResponse, exchange: Exchange, leave_after: int | None) -> None:
     answer = Answer()
-    length = 0
     async for line in response.content:
         answer.read(line)
-        if len(answer.text) > length:
-            length = len(answer.text)
-            exchange.num_pieces += 1
+        if answer.num_pieces > exchange.num_pieces:
+            exchange.num_pieces = answer.num_pieces
             exchange.last_s = time.perf_counter()
             exchange.first_s = exchange.first_s or exchange.last_s
             if leave_after is not None and exchange.num_pieces >= leave_after:

@@ -1,8 +1,8 @@
 """Users of several kinds, all of them streaming: coding agents, chats, summaries, tool loops, images.
 
 Run by ``make load`` against what ``make up`` started; name classes to let only those loose (``ToolLoop`` and
-``ImageQuestion`` run only so, as not every model takes tools or sees). Beside the usual
-figures each kind of request has ``TTFT`` (ms to the first piece of text), ``INTER-TOKEN`` (ms between two
+``ImageQuestion`` run only so, as not every model takes tools or sees). Beside the usual figures each kind of
+request has ``TTFT`` (ms to the first piece of text, thought or tool call), ``INTER-TOKEN`` (ms between two
 tokens), ``TOKENS/S`` (of one stream), ``CACHED`` (percent of a later turn's prompt tokens) and ``LEFT`` (ms
 after which a client closed its connection on purpose). Failures are counted by status and code. The exit code
 is not zero when a bar is missed (by default: when anything failed), or when no request was made.
@@ -111,12 +111,12 @@ class Talker(HttpUser):
 
     def _read(self, response: Any, leave_after: int, started: float) -> Answer | None:
         answer = Answer()
-        num_pieces, first_s, length = 0, 0.0, 0
+        num_pieces, first_s = 0, 0.0
         for line in response.iter_lines(chunk_size=None):
             answer.read(line)
-            if len(answer.text) == length:
+            if answer.num_pieces == num_pieces:
                 continue
-            length, num_pieces = len(answer.text), num_pieces + 1
+            num_pieces = answer.num_pieces
             if num_pieces == 1:
                 first_s = time.perf_counter()
                 self._fire("TTFT", "ms", 1000.0 * (first_s - started))

@@ -35,7 +35,7 @@ def test_a_seed_makes_the_same_conversation_again() -> None:
 def test_an_answer_is_read_piece_by_piece() -> None:
     answer = Answer()
     answer.read(frame(choices=[{"delta": {"role": "assistant", "content": ""}}]))
-    assert not answer.has_begun
+    assert answer.num_pieces == 0
     answer.read(frame(choices=[{"delta": {"content": "Par"}}]))
     answer.read(b"")
     answer.read(frame(choices=[{"delta": {"content": "is"}}]))
@@ -44,6 +44,15 @@ def test_an_answer_is_read_piece_by_piece() -> None:
     answer.read(frame(choices=[], usage=usage))
     answer.read(b"data: [DONE]")
     assert (answer.text, answer.prompt_tokens, answer.cached_tokens, answer.problem) == ("Paris", 9, 8, "")
+    assert answer.num_pieces == 2
+
+
+def test_thoughts_and_tool_calls_are_pieces_of_an_answer_too() -> None:
+    answer = Answer()
+    answer.read(frame(choices=[{"delta": {"reasoning_content": "Hm", "reasoning": "Hm"}}]))
+    answer.read(frame(choices=[{"delta": {"tool_calls": [{"index": 0, "function": {"name": "search"}}]}}]))
+    answer.read(frame(choices=[{"delta": {}, "finish_reason": "tool_calls"}]))
+    assert (answer.num_pieces, answer.text) == (2, "")
 
 
 def test_a_stream_without_usage_or_with_an_error_is_a_problem() -> None:
