@@ -41,7 +41,7 @@ class Endpoint:
 class Exchange:
     """What became of a request. Times are :func:`time.perf_counter` seconds; 0 for what never came.
 
-    ``has_left``: the client closed the connection on purpose. ``num_pieces`` are chunks that brought something.
+    ``has_left``: the client closed the connection on purpose. ``num_pieces``: chunks that brought something.
     """
 
     sent_s: float = 0.0
