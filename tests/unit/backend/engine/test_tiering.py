@@ -126,7 +126,7 @@ def test_another_account_finds_nothing() -> None:
 
 
 def test_a_restart_finds_what_was_saved_even_without_a_stop(tmp_path: Path) -> None:
-    disk = {"disk_gib": 0.01, "path": str(tmp_path)}
+    disk: dict[str, Any] = {"disk_gib": 0.01, "path": str(tmp_path)}
     first = engine_with(**disk)
     cold = ask(first, 1, prompt_of(1))
     save_all(first)
@@ -140,7 +140,7 @@ def test_a_restart_finds_what_was_saved_even_without_a_stop(tmp_path: Path) -> N
 
 
 def test_a_stop_saves_what_was_not_saved_yet(tmp_path: Path) -> None:
-    tiers = {"host_gib": 0.01, "disk_gib": 0.01, "path": str(tmp_path)}
+    tiers: dict[str, Any] = {"host_gib": 0.01, "disk_gib": 0.01, "path": str(tmp_path)}
     with tiered(**tiers) as first:
         answers = [ask(first, number, prompt_of(number)).token_ids for number in range(5)]
     with tiered(**tiers) as second:
@@ -150,7 +150,7 @@ def test_a_stop_saves_what_was_not_saved_yet(tmp_path: Path) -> None:
 
 
 def test_a_corrupt_block_is_noticed_and_computed_again(tmp_path: Path) -> None:
-    disk = {"disk_gib": 0.01, "path": str(tmp_path)}
+    disk: dict[str, Any] = {"disk_gib": 0.01, "path": str(tmp_path)}
     with tiered(**disk) as first:
         cold = ask(first, 1, prompt_of(1))
     data = bytearray(tier_file(tmp_path).read_bytes())
@@ -166,7 +166,7 @@ def test_a_corrupt_block_is_noticed_and_computed_again(tmp_path: Path) -> None:
 
 
 def test_a_torn_file_is_as_good_as_what_is_whole_of_it(tmp_path: Path) -> None:
-    disk = {"disk_gib": 0.01, "path": str(tmp_path)}
+    disk: dict[str, Any] = {"disk_gib": 0.01, "path": str(tmp_path)}
     with tiered(**disk) as first:
         cold = ask(first, 1, prompt_of(1))
     with tier_file(tmp_path).open("r+b") as file:
@@ -214,7 +214,7 @@ def test_a_disk_that_is_in_use_is_left_to_its_owner(tmp_path: Path) -> None:
 def test_a_disk_that_does_not_answer_delays_a_request_by_its_deadline_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = {"disk_gib": 0.01, "path": str(tmp_path)}
+    disk: dict[str, Any] = {"disk_gib": 0.01, "path": str(tmp_path)}
     with tiered(**disk) as first:
         cold = ask(first, 1, prompt_of(1))
     pread = os.pread
