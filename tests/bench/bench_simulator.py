@@ -16,9 +16,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 
 import msgspec
@@ -54,6 +54,7 @@ NUM_REPLICAS = 2
 MAX_HIT_DIFFERENCE = 0.02
 MAX_TTFT_DIFFERENCE = 0.25
 LENGTH = 1 / 32
+STAMP_MS = 3000.0
 MOONCAKE = (
     Path(os.environ.get("EMBERGATE_SHARED_DATA") or ROOT.parent / "shared/data")
     / "mooncake/conversation_trace.jsonl"
@@ -107,7 +108,7 @@ class PlayedWorkload:
                 arrival_s=each.due_s + each.late_s + self._request_s,
                 account=self._account_id,
                 key=prompt.entry.affinity,
-                digests=[hashlib.sha256(repr(key).encode()).digest() for key in prompt.keys],
+                digests=[_digest(key) for key in prompt.keys],
                 prompt_tokens=prompt.num_tokens,
                 output_tokens=prompt.max_tokens,
             )
@@ -117,6 +118,14 @@ class PlayedWorkload:
 
     def next_turn(self, answered: SimulatedRequest, now_s: float) -> None:
         """An open loop."""
+
+
+def _digest(key: Hashable) -> bytes:
+    return hashlib.sha256(repr(key).encode()).digest()
+
+
+def _is_of_template(key: Hashable) -> bool:
+    return isinstance(key, tuple) and key[0] == "template"
 
 
 @dataclass(frozen=True)
@@ -132,9 +141,17 @@ def simulate(played: Sequence[Played], machine: Machine, account_id: str) -> tup
     """Cached share, and the seconds to each first token, in the simulator."""
     host = Host(machine.slowdown)
     workload = PlayedWorkload(played, account_id, machine.request_s)
+    template = [_digest(key) for key in played[0].prompt.keys if _is_of_template(key)]
+
+    def make_replica(replica_id: str) -> SteppedReplica:
+        """One that knows the template, as those do that were asked before the trace is played."""
+        replica = SteppedReplica(replica_id, machine.profile, BLOCK, host=host)
+        replica.take_in(SimulatedRequest(-1, 0.0, account_id, "", template, len(template) * BLOCK, 1))
+        return replica
+
     recorder = Recorder(60.0, Targets())
     fleet = Fleet(
-        lambda replica_id: SteppedReplica(replica_id, machine.profile, BLOCK, host=host),
+        make_replica,
         [f"replica-{number}" for number in range(NUM_REPLICAS)],
         Rendezvous(),
         recorder,
@@ -152,9 +169,20 @@ def traces(num_requests: int) -> dict[str, list[TraceEntry]]:
     """The traces to play, by name: made-up agents and, where it is at hand, a production trace."""
     found = {"made-up agents": synthetic_trace(num_requests, seed=7)}
     if MOONCAKE.is_file():
-        found["Mooncake, conversation"] = read_trace(MOONCAKE, 512, num_requests)
+        found["Mooncake, conversation"] = spread(read_trace(MOONCAKE, 512, num_requests))
     else:
         print(f"There is no {MOONCAKE.name} beside the project: played is the made-up trace alone.")
+    return found
+
+
+def spread(entries: Sequence[TraceEntry]) -> list[TraceEntry]:
+    """The stamps of the published trace are three seconds apart: requests of one stamp, evenly over these."""
+    found: list[TraceEntry] = []
+    for stamp, group in groupby(entries, key=lambda entry: entry.timestamp):
+        together = list(group)
+        for number, entry in enumerate(together):
+            at_ms = stamp + STAMP_MS * number / len(together)
+            found.append(msgspec.structs.replace(entry, timestamp=at_ms))
     return found
 
 
