@@ -77,15 +77,12 @@ class Link(Generic[Message]):
         Raises:
             LinkError: there is none, or it is not what the other side sent.
         """
-        try:
-            num_head, num_content = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
-            if num_head + num_content > self._max_frame_bytes:
-                raise LinkError(f"a frame of {num_head + num_content} bytes is too long")
-            tag = await self._reader.readexactly(_TAG_BYTES)
-            head = await self._reader.readexactly(num_head)
-            content = await self._reader.readexactly(num_content)
-        except (asyncio.IncompleteReadError, OSError) as error:
-            raise LinkError("the other replica has closed the link") from error
+        num_head, num_content = _HEAD.unpack(await self._read(_HEAD.size))
+        if num_head + num_content > self._max_frame_bytes:
+            raise LinkError(f"a frame of {num_head + num_content} bytes is too long")
+        tag = await self._read(_TAG_BYTES)
+        head = await self._read(num_head)
+        content = await self._read(num_content)
         expected = self._tag(self._hears_as, self._num_heard, head, memoryview(content))
         self._num_heard += 1
         if not hmac.compare_digest(tag, expected):
@@ -98,6 +95,12 @@ class Link(Generic[Message]):
     def close(self) -> None:
         """Cut the connection."""
         self._writer.close()
+
+    async def _read(self, count: int) -> bytes:
+        try:
+            return await self._reader.readexactly(count)
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise LinkError("the other replica has closed the link") from error
 
     def _tag(self, direction: int, number: int, head: bytes, content: memoryview) -> bytes:
         state = blake2b(_COUNT.pack(direction, number) + _HEAD.pack(len(head), len(content)), key=self._key,
