@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from backend.engine.messages import EngineStats
+from backend.tier_metrics import tier_metrics
 from backend.wire import FinishReason, TokenUsage
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -172,6 +173,8 @@ class _EngineCollector(Collector):
         )
         mismatches.add_metric([self._model], stats.num_kv_mismatches)
         yield mismatches
+        if stats.tiers is not None:
+            yield from tier_metrics(self._model, stats.tiers)
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             gauge.add_metric([self._model], value)
