@@ -84,6 +84,7 @@ _log = logging.getLogger(__name__)
 _GC_THRESHOLD = 20_000
 """Allocations between two looks for cycles."""
 _SWITCH_INTERVAL_S = 0.0005
+_LEVELS_WITH_ACCESS_LINES = frozenset(("debug", "info"))
 _UNWRITABLE = "usage records cannot be written; requests are refused"
 
 
@@ -470,7 +471,7 @@ def _telemetry(
     loop: asyncio.AbstractEventLoop,
 ) -> Telemetry:
     access_log = None
-    if config.telemetry.access_log:
+    if config.telemetry.access_log and config.telemetry.log_level in _LEVELS_WITH_ACCESS_LINES:
         access_log = AccessLog(stderr_writer(), loop)
     if tracing is None and config.telemetry.otlp_endpoint:
         from gateway.tracing import tracing_from_config  # costs memory and time that only exporting is worth

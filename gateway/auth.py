@@ -68,7 +68,9 @@ class Authenticator:
         secret = _bearer_token(authorization)
         if secret is None:
             raise unauthenticated()
-        principal = await self._find(hash_token(secret))
+        token_hash = hash_token(secret)
+        entry = self._recall(token_hash)
+        principal = await self._find(token_hash) if entry is None else entry.principal
         if principal is None or not (account_id == "" or _is_of(principal, account_id)):
             raise unauthenticated()
         if permission and permission not in principal.permissions:
@@ -83,12 +85,21 @@ class Authenticator:
         """
         return await self._find(token_hash)
 
-    async def _find(self, token_hash: bytes) -> Principal | None:
+    def _recall(self, token_hash: bytes) -> _Entry | None:
+        """What is known and still holds; renewed in the background when it is half as old as it may get."""
         entry = self._cache.get(token_hash)
-        remaining = -1.0 if entry is None else entry.expires_at - self._clock()
-        if entry is not None and remaining > 0:
-            if remaining < self._config.cache_ttl_s / 2:
-                self._look_up(token_hash)
+        if entry is None:
+            return None
+        remaining = entry.expires_at - self._clock()
+        if remaining <= 0:
+            return None
+        if remaining < self._config.cache_ttl_s / 2:
+            self._look_up(token_hash)
+        return entry
+
+    async def _find(self, token_hash: bytes) -> Principal | None:
+        entry = self._recall(token_hash)
+        if entry is not None:
             return entry.principal
         try:
             return await asyncio.shield(self._look_up(token_hash))

@@ -85,7 +85,6 @@ class Call:
     started_at: float
     started_at_us: int = field(default_factory=lambda: time.time_ns() // 1000)
     request_id: str = ""
-    ray: str = ""
     principal: Principal = field(init=False)
     request: InferenceRequest = field(init=False)
     model: ServedModel = field(init=False)
@@ -110,8 +109,13 @@ class Call:
     span: Any = None
 
     def __post_init__(self) -> None:
-        self.request_id = new_request_id(self.started_at_us)
-        self.ray = ray_of(self.request_id)
+        if not self.request_id:
+            self.request_id = new_request_id(self.started_at_us)
+
+    @property
+    def ray(self) -> str:
+        """The id by which the edge itself knows the request."""
+        return ray_of(self.request_id)
 
     @property
     def num_frames(self) -> int:

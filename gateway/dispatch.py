@@ -106,16 +106,12 @@ class Dispatcher:
         ranking = self._splitter.rank(call, serving)
         busy: set[Replica] = set()
         failed: set[Replica] = set()
+        excluded: set[Replica] = set()
         for _ in range(self._max_attempts):
-            # When every replica failed, any of them may be tried again as soon as it is ready.
-            excluded = busy | failed if len(busy | failed) < len(ranking) else busy
-            try:
-                is_last_resort = rejects_if_busy or bool(busy)
-                replica = await self._table.take(ranking, excluded, rejects_if_busy=is_last_resort)
-            except Refusal:
-                if busy:
-                    raise no_capacity() from None
-                raise
+            is_last_resort = rejects_if_busy or bool(busy)
+            replica = self._table.take_at_once(ranking, excluded, rejects_if_busy=is_last_resort)
+            if replica is None:
+                replica = await self._wait_for(ranking, busy, excluded, is_last_resort)
             try:
                 return await self._attempt_split(call, replica, serving, body, headers)
             except ReplicaBusyError:
@@ -129,7 +125,20 @@ class Dispatcher:
                 failed.add(replica)
             finally:
                 self._table.put_back(replica)
+            # When every replica failed, any of them may be tried again as soon as it is ready.
+            excluded = busy | failed if len(busy | failed) < len(ranking) else busy
         raise no_capacity() if busy else unavailable()
+
+    async def _wait_for(
+        self, ranking: Sequence[Replica], busy: set[Replica], excluded: set[Replica], is_last_resort: bool
+    ) -> Replica:
+        """A place on a replica that has none at once. Raises Refusal."""
+        try:
+            return await self._table.take(ranking, excluded, rejects_if_busy=is_last_resort)
+        except Refusal:
+            if busy:
+                raise no_capacity() from None
+            raise
 
     async def _attempt_split(
         self,

@@ -181,7 +181,8 @@ class Pipeline:
         task = cast("asyncio.Task[None]", asyncio.current_task(self._loop))
         exchange.on_disconnect(lambda: _cancel(task))
         try:
-            await self._images.fetch(call.images)
+            if call.images.remote:
+                await self._images.fetch(call.images)
             body = self._encoded(call)
             return await self._dispatcher.answer(
                 call, model.id, body, self._outbound_headers(call), request.rejects_if_busy

@@ -150,11 +150,8 @@ class ReplicaTable:
         Raises:
             Refusal: no place was to be had: 429 when some replica is ready but full, 503 when none is ready.
         """
-        replica = None
-        if rejects_if_busy or not self._waiting:
-            replica = self._first_with_room(ranking, excluded)
+        replica = self.take_at_once(ranking, excluded, rejects_if_busy=rejects_if_busy)
         if replica is not None:
-            replica.num_in_flight += 1
             return replica
         can_wait = not rejects_if_busy and any(each not in excluded for each in ranking)
         if can_wait and len(self._waiting) < self._routing.max_waiting:
@@ -163,10 +160,22 @@ class ReplicaTable:
             raise no_capacity() if any(each.health == "ready" for each in ranking) else unavailable()
         return replica
 
+    def take_at_once(
+        self, ranking: Sequence[Replica], excluded: Collection[Replica], *, rejects_if_busy: bool
+    ) -> Replica | None:
+        """:meth:`take` as far as nobody has to wait for it; None when somebody has to."""
+        if self._waiting and not rejects_if_busy:
+            return None
+        replica = self._first_with_room(ranking, excluded)
+        if replica is not None:
+            replica.num_in_flight += 1
+        return replica
+
     def put_back(self, replica: Replica) -> None:
         """A request on ``replica`` ended; its place goes to the first that waits for it."""
         replica.num_in_flight -= 1
-        self._serve_waiting()
+        if self._waiting:
+            self._serve_waiting()
 
     def _first_with_room(self, ranking: Sequence[Replica], excluded: Collection[Replica]) -> Replica | None:
         max_in_flight = self._routing.max_in_flight

@@ -109,7 +109,7 @@ class StreamRelay:
                 return
             self._keep(data[end:])
             data = data[:end]
-        num_frames = _count_plain(data)
+        num_frames = 0 if _has_end(data) else _count_frames(data)
         if num_frames:
             self._forward(data, num_frames)
         else:
@@ -130,8 +130,10 @@ class StreamRelay:
     def _sort_frames(self, block: bytes) -> None:
         """Look at each frame of a block that holds something suspicious."""
         end = _plain_prefix_end(block)
-        if end and (num_plain := _count_plain(block[:end])):
-            self._forward(block[:end], num_plain)
+        plain = block[:end]
+        num_plain = _count_frames(plain)
+        if num_plain:
+            self._forward(plain, num_plain)
             block = block[end:]
         kept: list[bytes] = []
         num_frames = 0
@@ -183,30 +185,34 @@ class StreamRelay:
         return True
 
 
-def _count_plain(block: bytes) -> int:
-    """Count the frames of a block of whole frames that can go as it is; 0 when it needs a closer look.
+def _has_end(block: bytes) -> bool:
+    """Whether any word is in it that may belong to the end of a stream.
 
-    ``rfind`` is used where ``in`` would read better: on bytes it takes a third of the time.
+    ``rfind`` is used where ``in`` would read better: what is looked for stands at the end, if anywhere. Every
+    search of a block that came as a burst costs as much as a dozen calls.
     """
-    if (
-        not block.startswith(b"data:")
+    return (
+        block.rfind(_DONE) >= 0
         or block.rfind(b'"error"') >= 0
-        or block.rfind(_DONE) >= 0
-        or block.find(b"\r") >= 0
         or (block.rfind(b'"usage"') >= 0 and _USAGE.search(block) is not None)
-    ):
+    )
+
+
+def _count_frames(block: bytes) -> int:
+    """Count the frames of a block that ends with one; 0 when they are not all of one line of data."""
+    if not block.startswith(b"data:") or block.find(b"\r") >= 0:
         return 0
     num_lines = block.count(b"\n")
     if num_lines == 2:
         return 1
-    num_frames = num_lines // 2
-    is_regular = block.count(b"\n\ndata:") == num_frames - 1 and block.count(b"\n\n") * 2 == num_lines
-    return num_frames if is_regular else 0
+    num_frames = block.count(b"\n\ndata:") + 1
+    return num_frames if num_lines == 2 * num_frames else 0
 
 
 def _plain_prefix_end(block: bytes) -> int:
     """Position after the last frame that ends before the first suspicious word, or 0."""
-    usage = _USAGE.search(block)
+    at = block.find(b'"usage"')
+    usage = None if at < 0 else _USAGE.search(block, at)  # the expression is slower to find where it begins
     words = [block.find(b'"error"'), block.find(_DONE), -1 if usage is None else usage.start()]
     first = min((at for at in words if at >= 0), default=0)
     end = block.rfind(b"\n\n", 0, first) + 2

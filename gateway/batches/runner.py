@@ -16,7 +16,7 @@ from gateway.batches.exchange import MemoryExchange
 from gateway.batches.forms import ItemForm
 from gateway.batches.jobs import Ending, Lease
 from gateway.batches.outputs import output_of
-from gateway.call import Call, ray_of
+from gateway.call import Call
 from gateway.errors import Reason, Refusal, bad_input
 from gateway.replicas import Replica
 from gateway.telemetry import Telemetry
@@ -105,9 +105,9 @@ class ItemRunner:
         if form is None:
             return _failure(lease, bad_input("/endpoint", f"{lease.endpoint} is not served any more"), b"")
         path_model = lease.model if lease.form == "native" else None
-        call = Call(item.exchange, form, lease.account_id, path_model, self._clock())
-        call.request_id = lease.request_id
-        call.ray = ray_of(call.request_id)
+        call = Call(
+            item.exchange, form, lease.account_id, path_model, self._clock(), request_id=lease.request_id
+        )
         self._telemetry.started(call)
         try:
             await self._pipeline.serve(call)

@@ -5,8 +5,10 @@ right answer.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 
+from billing.usage import RequestIds
 from gateway.call import Call, SurfaceForm
 from gateway.edge.exchange import Exchange, Handler
 from gateway.errors import Reason, Refusal, no_route
@@ -36,6 +38,7 @@ class InferenceRoutes:
         self._telemetry = telemetry
         self._surfaces = surfaces
         self._clock = clock
+        self._ids = RequestIds()
 
     def match(self, path: str) -> Handler | None:
         """The handler of a raw path, or None when it is no inference route."""
@@ -55,10 +58,19 @@ class InferenceRoutes:
         if target is None:
             raise no_route(exchange.path)
         account_id, model = _address(target, exchange.headers)
-        call = Call(exchange, self._surfaces[target.surface], account_id, model, self._clock())
+        started_at_us = time.time_ns() // 1000
+        call = Call(
+            exchange,
+            self._surfaces[target.surface],
+            account_id,
+            model,
+            self._clock(),
+            started_at_us,
+            self._ids.draw(started_at_us),
+        )
         self._telemetry.started(call)
         try:
-            if not await self._batches.answer(call):
+            if not (self._batches.may_concern(call) and await self._batches.answer(call)):
                 await self._pipeline.serve(call)
         except Refusal as refusal:
             self._refuse(call, refusal)

@@ -18,11 +18,13 @@ class BatchCalls:
         self._batches = batches
         self._authenticator = authenticator
 
+    def may_concern(self, call: Call) -> bool:
+        """Whether :meth:`answer` should be asked."""
+        return call.surface.name in _SURFACES and "content-encoding" not in call.exchange.headers
+
     async def answer(self, call: Call) -> bool:
         """Answer the call if it submits or polls a batch; returns whether it does. Raises Refusal."""
         exchange, surface = call.exchange, call.surface.name
-        if surface not in _SURFACES or "content-encoding" in exchange.headers:
-            return False
         body, is_queued = exchange.body, wants_queue(exchange.query)
         if not (is_queued or may_be_batch(body)):
             return False

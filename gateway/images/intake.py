@@ -30,6 +30,8 @@ class ImagePlan:
     how much of the request's body is images.
     """
 
+    __slots__ = ("_budget", "_num_taken", "messages", "num_url_chars", "remote", "urls")
+
     def __init__(
         self,
         messages: list[dict[str, Any]],
@@ -56,8 +58,9 @@ class ImagePlan:
 
     def release(self) -> None:
         """Give back what was taken; the request is over. Idempotent."""
-        self._budget.give_back(self._num_taken)
-        self._num_taken = 0
+        if self._num_taken:
+            self._budget.give_back(self._num_taken)
+            self._num_taken = 0
 
 
 class ImageIntake:

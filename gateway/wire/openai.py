@@ -25,6 +25,7 @@ from gateway.wire.workers_ai import RunOptions
 DONE_FRAME = b"data: [DONE]\n\n"
 
 _ABSENT = (b"", b"null")
+_NOT_SENT = msgspec.Raw()
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9.-]{1,30}:")
 _ALLOWED_TOOLS = "allowed_tools"
 _TOOL_CHOICES = ("none", "auto", "required")
@@ -92,8 +93,8 @@ class ChatBody(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     options: RunOptions | None = None
-    requests: msgspec.Raw = msgspec.Raw()
-    request_id: msgspec.Raw = msgspec.Raw()
+    requests: msgspec.Raw = _NOT_SENT
+    request_id: msgspec.Raw = _NOT_SENT
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +134,10 @@ class _NeuronUsage(msgspec.Struct, frozen=True):
     neurons: float
 
 
+class _WithUsage(msgspec.Struct, frozen=True):
+    usage: msgspec.Raw = _NOT_SENT
+
+
 class _StreamError(msgspec.Struct, frozen=True):
     message: str
     type: str
@@ -141,6 +146,7 @@ class _StreamError(msgspec.Struct, frozen=True):
 
 
 _body_decoder = msgspec.json.Decoder(ChatBody)
+_usage_decoder = msgspec.json.Decoder(_WithUsage)
 _object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -165,7 +171,9 @@ def decode_chat(raw: bytes, *, path_model: str | None, allows_prompt: bool, max_
     model = path_model or body.model
     if not model:
         raise bad_input("/model", "is required")
-    messages = _with_image(_messages_of(body, allows_prompt), body.image, allows_prompt)
+    messages = _messages_of(body, allows_prompt)
+    if body.image:
+        messages = _with_image(messages, body.image, allows_prompt)
     _check_choices(body, max_choices)
     _check_tools(body)
     _check_response_format(body)
@@ -188,10 +196,11 @@ def decode_chat(raw: bytes, *, path_model: str | None, allows_prompt: bool, max_
 
 
 def _messages_of(body: ChatBody, allows_prompt: bool) -> list[dict[str, Any]]:
-    for pointer, value in (("/requests", body.requests), ("/request_id", body.request_id)):
-        if bytes(value) not in _ABSENT:
-            problem = "asynchronous batches are not available here; send one request with 'messages'"
-            raise bad_input(pointer, problem)
+    if body.requests is not _NOT_SENT or body.request_id is not _NOT_SENT:
+        for pointer, value in (("/requests", body.requests), ("/request_id", body.request_id)):
+            if bytes(value) not in _ABSENT:
+                problem = "asynchronous batches are not available here; send one request with 'messages'"
+                raise bad_input(pointer, problem)
     if body.messages is None:
         if allows_prompt and body.prompt:
             return [{"role": "user", "content": body.prompt}]
@@ -206,11 +215,9 @@ def _messages_of(body: ChatBody, allows_prompt: bool) -> list[dict[str, Any]]:
 
 
 def _with_image(
-    messages: list[dict[str, Any]], image: str | list[int] | None, is_native: bool
+    messages: list[dict[str, Any]], image: str | list[int], is_native: bool
 ) -> list[dict[str, Any]]:
     """The native form's own field for an image, as the first part of what the user said last."""
-    if not image:
-        return messages
     if not is_native:
         raise bad_input("/image", "belongs to /ai/run; here images are 'image_url' parts of messages")
     if not isinstance(image, str):
@@ -368,10 +375,9 @@ def with_usage(completion: bytes, usage: bytes) -> bytes:
 
 
 def usage_of(completion: bytes) -> msgspec.Raw | None:
-    """The raw ``usage`` of an encoded completion, or None. Raises msgspec.DecodeError like
-    :func:`with_usage`.
-    """
-    return _object_decoder.decode(completion).get("usage")
+    """The raw ``usage`` of an encoded completion, or None. Raises msgspec.DecodeError."""
+    usage = _usage_decoder.decode(completion).usage
+    return None if usage is _NOT_SENT else usage
 
 
 def frame(data: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from urllib.parse import unquote
 
@@ -33,6 +34,7 @@ ACCOUNT_PATHS = tuple(
 PLAIN_PATHS = tuple(f"/v1/{path}" for path in _V1_SURFACES)
 _RESOURCES = MappingProxyType({f"ai/v1/{path}": surface for path, surface in _V1_SURFACES.items()})
 _MAX_SESSION_CHARS = 256
+_MAX_RECENT_PATHS = 256
 
 
 class RunTarget(msgspec.Struct, frozen=True):
@@ -92,6 +94,7 @@ class _EdgeError(msgspec.Struct, frozen=True):
     messages: list[str] = []
 
 
+@lru_cache(_MAX_RECENT_PATHS)  # a client asks for the same path again and again
 def parse_target(path: str) -> RunTarget | None:
     """What a raw, still percent-encoded path names; None when it is no inference route."""
     if not path.startswith(_ACCOUNTS):

@@ -210,6 +210,16 @@ async def test_access_lines_hold_ids_and_counts_but_no_text_and_no_token(
     assert lines[1]["reason"] == "bad_input"
 
 
+async def test_access_lines_are_of_the_level_info(
+    start_gateway: StartGateway, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    telemetry = TelemetryConfig(access_log=True, log_level="warning")
+    gateway = await start_gateway(gateway_config(telemetry=telemetry))
+    assert (await gateway.chat()).status == 200
+    await gateway.stop()
+    assert b'"message":"request"' not in capfdbinary.readouterr().err
+
+
 async def test_nothing_blocks_the_event_loop(
     start_gateway: StartGateway, replicas: list[FakeReplica]
 ) -> None:

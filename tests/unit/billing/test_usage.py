@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from billing.usage import STATUSES, InvalidUsageError, UsageRecord, new_request_id
+from billing.usage import STATUSES, InvalidUsageError, RequestIds, UsageRecord, new_request_id
 from tests.support.ledger import NOON_US, record
 
 
@@ -57,8 +58,9 @@ def test_only_failures_of_ours_are_free() -> None:
     assert charged == {"ok", "client_disconnected"}
 
 
-def test_request_ids_are_version_7_uuids() -> None:
-    text = new_request_id(NOON_US)
+@pytest.mark.parametrize("draw", [new_request_id, RequestIds().draw])
+def test_request_ids_are_version_7_uuids(draw: Callable[[int], str]) -> None:
+    text = draw(NOON_US)
     assert len(text) == 36
     assert [text[position] for position in (8, 13, 18, 23)] == ["-"] * 4
     assert text[14] == "7"
@@ -66,9 +68,10 @@ def test_request_ids_are_version_7_uuids() -> None:
     assert int(text[:8] + text[9:13], 16) == NOON_US // 1_000
 
 
-def test_request_ids_never_repeat_and_follow_the_clock() -> None:
+@pytest.mark.parametrize("draw", [new_request_id, RequestIds().draw])
+def test_request_ids_never_repeat_and_follow_the_clock(draw: Callable[[int], str]) -> None:
     """BR-21: the ledger's key is drawn at admission and unique, whatever a stream contains."""
-    same_instant = {new_request_id(NOON_US) for _ in range(10_000)}
+    same_instant = {draw(NOON_US) for _ in range(10_000)}
     assert len(same_instant) == 10_000
-    in_order = [new_request_id(NOON_US + 1_000 * step) for step in range(100)]
+    in_order = [draw(NOON_US + 1_000 * step) for step in range(100)]
     assert in_order == sorted(in_order)

@@ -100,6 +100,18 @@ async def test_who_waits_longest_is_served_first() -> None:
     assert replicas.replicas[0].num_in_flight == 0
 
 
+async def test_a_place_at_once_overtakes_nobody_who_waits() -> None:
+    replicas = table()
+    first, second = replicas.replicas
+    await take(replicas)
+    waiting = asyncio.create_task(take(replicas, second))
+    await asyncio.sleep(0)
+    assert replicas.take_at_once(replicas.replicas, (), rejects_if_busy=False) is None
+    assert replicas.take_at_once(replicas.replicas, (), rejects_if_busy=True) is second
+    replicas.put_back(first)
+    assert await waiting is first
+
+
 async def test_a_queue_of_waiting_requests_is_bounded() -> None:
     replicas = table(1, capacity_wait_s=5, max_waiting=2)
     held = await take(replicas)
