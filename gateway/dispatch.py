@@ -149,6 +149,7 @@ class Dispatcher:
         headers: Sequence[tuple[str, str]],
     ) -> Answer | Interruption:
         """Let ``replica`` answer, and perhaps another compute the prompt for it."""
+        call.prefill_id = ""
         prefill = call.prefill = self._splitter.choose_prefill(call, replica, serving)
         if prefill is None:
             return await self._attempt(call, replica, body, headers)

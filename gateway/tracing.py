@@ -143,6 +143,8 @@ def _attributes(call: Call) -> dict[str, AttributeValue]:
         attributes["gen_ai.usage.output_tokens"] = record.completion_tokens
         attributes["gen_ai.usage.reasoning.output_tokens"] = record.reasoning_tokens
         attributes["embergate.replica_id"] = record.replica_id
+        if call.prefill_id:
+            attributes["embergate.prefill_replica_id"] = call.prefill_id
         if record.ttft_us:
             attributes["gen_ai.response.time_to_first_chunk"] = record.ttft_us / _MICROS
     return attributes
