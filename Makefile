@@ -53,8 +53,8 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q
 IN_PARALLEL := -n $(TEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install up down status logs model test test-fast fast-tests test-kernels gpu-check test-billing-million test-parallel test-postgres test-clients test-judges bench-engine bench-model \
-        bench-gateway bench-simulator bench-million verify-kimi load replay bill-check soak \
+.PHONY: help install up down status logs model test test-fast fast-tests test-kernels gpu-check test-billing-million test-parallel test-postgres test-clients test-judges bench-engine bench-model bench-tiers \
+        bench-disaggregation bench-gateway bench-simulator bench-million verify-kimi load replay bill-check soak \
         simulate fmt lint type arch docs
 
 help: ## List the verbs.
@@ -169,15 +169,21 @@ bench-engine: $(VENV)/.installed-dev model ## Measure the engine.
 bench-model: $(VENV)/.installed-dev ## Measure the parts of one layer, tiny and of Kimi's size.
 	@$(BIN)/python -m tests.bench.bench_model
 
+bench-tiers: $(VENV)/.installed-dev model ## Measure cache tiers: hit ratios of a trace, and a restart (two minutes).
+	@$(BIN)/python -m tests.bench.bench_tiers
+
 bench-gateway: $(VENV)/.installed-dev ## Measure the gateway.
 	@$(BIN)/python -m tests.bench.bench_gateway
+
+bench-disaggregation: $(VENV)/.installed-dev model ## Measure prefill and decode apart against replicas that do both (ten minutes).
+	@$(BIN)/python -m tests.bench.bench_disaggregation
 
 bench-simulator: $(VENV)/.installed-dev model ## Play a trace on two live replicas and in the simulator; compare (five minutes).
 	@$(BIN)/python -m tests.bench.bench_simulator
 
-bench-million: $(VENV)/.installed-dev ## Simulate a million sessions on 1,024 replicas (4 million requests; five minutes of one core).
+bench-million: $(VENV)/.installed-dev ## Simulate a million sessions on 1,024 replicas (3 million requests, minutes of one core).
 	@$(BIN)/embergate simulate run --replicas 1024 --policies rendezvous --fidelity flow --sessions 1000000 \
-	    --rate 400 --turns 4 $(SIMULATE_ARGS)
+	    --rate 500 --turns 3 $(SIMULATE_ARGS)
 
 verify-kimi: $(VENV)/.installed model ## Verify a served Kimi from outside: the tiny one, or VERIFY_ARGS="--url ... --token ... --model ...".
 	@$(BIN)/python -m loadtest.verify_kimi $(VERIFY_ARGS)

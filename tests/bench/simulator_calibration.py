@@ -66,13 +66,14 @@ def fitted(tables: StepTables) -> Fit:
 async def request_s(session: aiohttp.ClientSession, endpoint: Endpoint, times: StepTime) -> float:
     """Seconds of a request that are no step: gateway, HTTP, template, tokenizer, what lies between processes.
 
-    The median over short questions that nobody else disturbs, each all new but for its beginning.
+    The median over short questions that nobody else disturbs, each all new but for its beginning; they go to
+    both replicas, which know the template afterwards.
     """
     found = []
     for number in range(_NUM_PROBES):
         text = f"{number} {WORDS[number % len(WORDS)]}"
         body = {"messages": [{"role": "user", "content": text}], "max_tokens": 1, "temperature": 0}
-        exchange = await ask(session, endpoint, body, affinity="probe")
+        exchange = await ask(session, endpoint, body, affinity=f"probe-{number}")
         if exchange.error:
             raise RuntimeError(f"a probe failed: {exchange.error}")
         num_new = exchange.prompt_tokens - exchange.cached_tokens
