@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -18,6 +19,8 @@ import pytest
 from backend.config import BackendConfig, CacheConfig, ModelSource, Role, TransferConfig
 from backend.engine.client import EngineClient
 from backend.server import ReplicaServer
+from gateway.config import UpstreamConfig
+from tests.support.gateway_harness import Harness, gateway_config, prepare_data_dir
 from tests.support.waiting import eventually
 from tests.unit.backend.conftest import CHATML, make_definition
 
@@ -136,3 +139,40 @@ async def test_answers_are_the_same_split_and_when_either_engine_is_killed(tmp_p
         status, answer = await running
         assert status == 500, "one clear error"
         assert answer["error"]["code"] == "engine_died"
+
+
+async def test_a_gateway_splits_long_prompts_and_bills_what_was_cached(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        prefill, decode = await asyncio.gather(
+            stack.enter_async_context(replica(tmp_path, "prefill")),
+            stack.enter_async_context(replica(tmp_path, "decode")),
+        )
+        addresses = [
+            SimpleNamespace(id=name, url=f"http://127.0.0.1:{each.server.port}")
+            for name, each in (("prefill", prefill), ("decode", decode))
+        ]
+        prepare_data_dir(tmp_path / "data")
+        harness = Harness(
+            tmp_path / "data",
+            cast(Any, addresses),
+            gateway_config(upstream=UpstreamConfig(first_byte_timeout_s=20.0, idle_timeout_s=10.0)),
+        )
+        await harness.start()
+        stack.push_async_callback(harness.stop)
+        counters = decode.server._transfers.counters  # type: ignore[union-attr]
+
+        short = await harness.chat(max_tokens=4, temperature=0)
+        assert short.status == 200, short.body
+        assert (short.status, short.headers["x-embergate-replica"]) == (200, "decode")
+        assert counters.num_started_in == 0
+
+        messages = [{"role": "user", "content": LONG}]
+        for is_again in (False, True):
+            answer = await harness.chat(messages=messages, max_tokens=4, temperature=0)
+            assert (answer.status, answer.headers["x-embergate-replica"]) == (200, "decode")
+            usage = answer.json["usage"]
+            num_blocks = (usage["prompt_tokens"] - 1) // 16
+            assert counters.num_blocks_in == num_blocks
+            assert usage["prompt_tokens_details"]["cached_tokens"] == (num_blocks * 16 if is_again else 0)
+        assert not counters.failures
+        await baseline(prefill, decode)
