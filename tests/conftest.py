@@ -9,9 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.databases import STORES, Databases, PostgresDatabases, SqliteDatabases
 from tests.support.postgres import PostgresMissingError, PostgresServer
+
+# How fast examples are made is the machine's affair, which is busy with other tests.
+settings.register_profile("side by side", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("side by side")
 
 
 @pytest.hookimpl(optionalhook=True)

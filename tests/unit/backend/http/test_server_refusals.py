@@ -236,16 +236,15 @@ class TestState:
         assert (await replica.call("GET", "/metrics")).status == 200
         await replica.server.load()
         health = await replica.call("GET", "/health")
-        assert (health.status, health.json) == (
-            200,
-            {
-                "status": "ready",
-                "replica_id": "replica-0",
-                "model": "@cf/test/model",
-                "stage": "",
-                "fraction": 1.0,
-            },
-        )
+        wanted = {
+            "status": "ready",
+            "replica_id": "replica-0",
+            "model": "@cf/test/model",
+            "stage": "",
+            "fraction": 1.0,
+            "role": "both",
+        }
+        assert (health.status, health.json) == (200, health.json | wanted)
 
     async def test_draining_is_reversible_and_lets_requests_finish(self, replica: Replica) -> None:
         replica.say("abcdef", delay_s=0.03)
