@@ -18,7 +18,7 @@ from tests.support.engine_driver import engine_on, generate
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
-MAX_TOKENS = 24
+MAX_TOKENS = 48
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 QUESTIONS = (
     "What is the capital of France?",
@@ -27,7 +27,7 @@ QUESTIONS = (
     "Describe how a bicycle stays upright, and why it is easier when it is fast.",
 )
 
-start = partial(engine_on, max_model_len=160, threads=2)
+start = partial(engine_on, max_model_len=192, threads=2)
 answer = partial(generate, max_tokens=MAX_TOKENS)
 
 
@@ -50,7 +50,7 @@ def test_greedy_tokens_are_the_same_cold_warm_chunked_preempted_and_batched(form
     assert [answer(alone, [prompt])[0] for prompt in prompts] == cold, "warm"
     assert alone.stats().cached_prompt_tokens >= sum((len(prompt) - 1) // 16 * 16 for prompt in prompts)
 
-    tight = start(checkpoint, num_blocks=11, max_tokens_per_step=24)
+    tight = start(checkpoint, num_blocks=14, max_tokens_per_step=24)
     assert answer(tight, prompts) == cold, "batched, chunked and preempted"
     assert tight.stats().num_preemptions > 0
 
