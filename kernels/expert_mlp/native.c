@@ -8,6 +8,7 @@
 #include "silu_mul/gate.h"
 
 typedef struct {
+    crew *crew;
     const float *x, *weights;
     const int32_t *experts;
     packed gate_up, down;
@@ -86,9 +87,9 @@ static void routed_part(const void *args, int64_t part, int64_t parts)
 {
     const expert_args *a = args;
     gate_up_phase(a, part, parts);
-    meet_parts(parts);
+    embergate_meet_parts(a->crew, parts);
     active_phase(a, part, parts);
-    meet_parts(parts);
+    embergate_meet_parts(a->crew, parts);
     down_phase(a, part, parts);
 }
 
@@ -99,37 +100,37 @@ static void stacked_part(const void *args, int64_t part, int64_t parts)
     int64_t begin, end, all = a->num_experts * a->width;
     share(2 * all / TILE, part, parts, &begin, &end);
     embergate_tiles(&a->gate_up, begin, end, 2 * all, a->x, a->tokens, a->hidden, 0);
-    meet_parts(parts);
+    embergate_meet_parts(a->crew, parts);
     share(a->tokens * a->num_experts, part, parts, &begin, &end);
     for (int64_t item = begin; item < end; item++) {
         int64_t t = item / a->num_experts, e = item % a->num_experts;
         const float *gate = a->hidden + t * 2 * all + e * a->width;
         silu_mul_row(gate, gate + all, a->factor[item], a->active + t * all + e * a->width, a->width);
     }
-    meet_parts(parts);
+    embergate_meet_parts(a->crew, parts);
     share((a->columns + TILE - 1) / TILE, part, parts, &begin, &end);
     embergate_tiles(&a->down, begin, end, a->columns, a->active, a->tokens, a->out, (int)a->accumulate);
 }
 
 /* scratch: tokens * top_k * 3 * width floats. */
-void embergate_expert_mlp(int64_t threads, const float *x, const float *weights, const int32_t *experts,
+void embergate_expert_mlp(crew *crew, const float *x, const float *weights, const int32_t *experts,
                           const uint32_t *gate_up, const uint32_t *down, float *out, float *scratch, int64_t tokens,
                           int64_t columns, int64_t width, int64_t num_experts, int64_t top_k, int64_t bits,
                           int64_t is_wide, int64_t accumulate)
 {
     int64_t pairs = tokens * top_k;
     int32_t *indices = (int32_t *)take_floats(num_experts + 1 + 2 * pairs);
-    expert_args args = {x, weights, experts, {gate_up, columns, bits, is_wide},
+    expert_args args = {crew, x, weights, experts, {gate_up, columns, bits, is_wide},
                         {down, num_experts * width, bits, is_wide}, out, scratch, scratch + pairs * 2 * width,
                         tokens, columns, width, num_experts, top_k, accumulate,
                         indices, indices + num_experts + 1, (float *)(indices + num_experts + 1 + pairs)};
     if (top_k == num_experts) {
         for (int64_t p = 0; p < pairs; p++)
             args.factor[p / top_k * top_k + experts[p]] = weights[p];
-        run_parts(threads, stacked_part, &args);
+        embergate_run_parts(crew, stacked_part, &args);
     } else {
         sort_pairs(&args);
-        run_parts(threads, routed_part, &args);
+        embergate_run_parts(crew, routed_part, &args);
     }
     free(indices);
 }

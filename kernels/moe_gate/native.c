@@ -82,19 +82,19 @@ static void gate_part(const void *args, int64_t part, int64_t parts)
 }
 
 /* bias may be null. */
-void embergate_moe_gate(int64_t threads, const float *logits, const float *bias, float *weights, int32_t *chosen,
+void embergate_moe_gate(crew *crew, const float *logits, const float *bias, float *weights, int32_t *chosen,
                         int64_t tokens, int64_t experts, int64_t top_k, int64_t num_groups, int64_t top_groups,
                         int64_t is_normalised, float scale)
 {
     gate_args args = {logits, bias, weights, chosen, tokens, experts, top_k, num_groups, top_groups,
                       is_normalised, scale};
-    run_parts(tokens < 16 ? 1 : threads, gate_part, &args);
+    embergate_run_parts(tokens < 16 ? NULL : crew, gate_part, &args);
 }
 
-void embergate_moe_weigh_all(int64_t threads, const float *logits, float *weights, int64_t tokens, int64_t experts,
+void embergate_moe_weigh_all(crew *crew, const float *logits, float *weights, int64_t tokens, int64_t experts,
                              int64_t num_leading, int64_t is_normalised, float scale)
 {
-    (void)threads;
+    (void)crew;
     float *scores = take_floats(experts + LANES);
     for (int64_t t = 0; t < tokens; t++) {
         float *row = weights + t * (num_leading + experts), sum = 0.0f;

@@ -14,9 +14,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 COMPILE_TIMEOUT_S = 180.0
-_FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
-_VARIANTS = (("-march=native", "-fopenmp"), ("-fopenmp",), ("-march=native",), ())
-"""Tried in this order: a compiler without OpenMP or without ``native`` still gives a slower library."""
+_FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+)
+_VARIANTS = (("-march=native",), ())
+"""Tried in this order: a compiler without ``native`` still gives a slower library."""
 
 
 class NativeBuildError(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,17 +14,19 @@ from kernels.native.build import NativeBuildError, build_library, default_cache_
 from kernels.native.signatures import SIGNATURES
 
 NativeOp = Callable[..., None]
-"""A C function without its first argument, the number of threads: addresses, sizes and flags."""
+"""A C function without its first argument, the crew of threads: addresses, sizes and flags."""
 
 SWITCH = "EMBERGATE_NATIVE"
 """Environment variable; ``off`` forces the references."""
 
 
 class NativeLibrary:
-    """The native ops of this process. Calls release the GIL; each op uses up to ``threads`` threads.
+    """The native ops of this process. Calls release the GIL; each op uses up to ``threads`` threads of the
+    instance's own.
 
     The attributes are the C functions of ``kernels/<op>/native.c``; only the ops' dispatch calls them. An
-    instance belongs to whoever composes the model; it may be used from several threads at once.
+    instance belongs to whoever composes the model; it may be used from several threads at
+    once, of which one has the threads at a time and the others compute alone.
     """
 
     packed_linear: NativeOp
@@ -53,8 +56,11 @@ class NativeLibrary:
         self.threads = threads
         try:
             library = ctypes.CDLL(str(path))
+            crew = _hire(library, threads)
+            release = weakref.finalize(self, library.embergate_crew_free, ctypes.c_void_p(crew))
+            release.atexit = False  # another thread may be within an op; the end of the process ends them all
             for name, signature in SIGNATURES.items():
-                setattr(self, name, _bind(library, name, signature, threads))
+                setattr(self, name, _bind(library, name, signature, crew))
         except (OSError, AttributeError) as error:
             raise NativeBuildError(f"the native library {path} cannot be used: {error}") from error
 
@@ -83,11 +89,21 @@ def load_native(
         return None
 
 
-def _bind(library: ctypes.CDLL, name: str, signature: str, threads: int) -> NativeOp:
+def _hire(library: ctypes.CDLL, threads: int) -> int:
+    hire = library.embergate_crew_new
+    hire.restype, hire.argtypes = ctypes.c_void_p, [ctypes.c_int64]
+    library.embergate_crew_free.restype = None
+    crew = hire(threads)
+    if crew is None:
+        raise NativeBuildError(f"there is no memory for {threads} threads")
+    return int(crew)
+
+
+def _bind(library: ctypes.CDLL, name: str, signature: str, crew: int) -> NativeOp:
     function = getattr(library, f"embergate_{name}")
     function.restype = None
-    function.argtypes = [ctypes.c_int64, *(_C_TYPES[letter] for letter in signature)]
-    return partial(function, threads)
+    function.argtypes = [ctypes.c_void_p, *(_C_TYPES[letter] for letter in signature)]
+    return partial(function, crew)
 
 
 _C_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}

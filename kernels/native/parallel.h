@@ -1,38 +1,26 @@
-/* Work in parts. OpenMP's pool is the one that torch already uses (both bind to the same libgomp), so the two never
- * fight for cores. With one thread no OpenMP call is made. */
+/* Work in parts, by a crew of threads that lives as long as the library's owner wants it (crew.c).
+ *
+ * Whoever waits spins for some microseconds, then gives its core away again and again, and sleeps in the end: threads
+ * that sleep at once take longer to wake than a part takes to compute, and threads that spin on starve an engine that
+ * shares the cores. */
 #ifndef EMBERGATE_PARALLEL_H
 #define EMBERGATE_PARALLEL_H
 
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 /* Computes part `part` of `parts` of some op. */
 typedef void (*part_fn)(const void *args, int64_t part, int64_t parts);
 
-static inline void run_parts(int64_t threads, part_fn run, const void *args)
-{
-#ifdef _OPENMP
-    if (threads > 1) {
-#pragma omp parallel num_threads((int)threads)
-        run(args, omp_get_thread_num(), omp_get_num_threads());
-        return;
-    }
-#endif
-    (void)threads;
-    run(args, 0, 1);
-}
+typedef struct crew crew;
+
+/* Runs all parts and returns when they are done. A null crew, one of a single thread, and one that another caller is
+ * using compute everything as one part. */
+void embergate_run_parts(crew *crew, part_fn run, const void *args);
 
 /* All parts of the running op wait for each other. */
-static inline void meet_parts(int64_t parts)
-{
-    if (parts > 1) {
-#pragma omp barrier
-    }
-}
+void embergate_meet_parts(crew *crew, int64_t parts);
 
 /* The half-open share of `total` items that belongs to a part. */
 static inline void share(int64_t total, int64_t part, int64_t parts, int64_t *begin, int64_t *end)

@@ -1,4 +1,4 @@
-"""The C functions' parameters after the number of threads: p an address, i an int64, f a float.
+"""The C functions' parameters after the crew of threads: p an address, i an int64, f a float.
 
 What each one means stands beside the C function in ``kernels/<op>/native.c``.
 """

@@ -140,12 +140,12 @@ static void linear_part(const void *args, int64_t part, int64_t parts)
     embergate_tiles(&a->weight, begin, end, a->out_features, a->x, a->rows, a->y, (int)a->accumulate);
 }
 
-void embergate_packed_linear(int64_t threads, const float *x, const uint32_t *data, float *y, int64_t rows,
+void embergate_packed_linear(crew *crew, const float *x, const uint32_t *data, float *y, int64_t rows,
                              int64_t columns, int64_t out_features, int64_t bits, int64_t is_wide,
                              int64_t accumulate)
 {
     linear_args args = {{data, columns, bits, is_wide}, x, y, rows, out_features, accumulate};
-    run_parts(threads, linear_part, &args);
+    embergate_run_parts(crew, linear_part, &args);
 }
 
 typedef struct {
@@ -169,12 +169,12 @@ static void head_part(const void *args, int64_t part, int64_t parts)
 }
 
 /* width: rows of the weight per group, a multiple of 32. */
-void embergate_packed_head_linear(int64_t threads, const float *x, const uint32_t *data, float *y, int64_t tokens,
+void embergate_packed_head_linear(crew *crew, const float *x, const uint32_t *data, float *y, int64_t tokens,
                                   int64_t heads, int64_t columns, int64_t width, int64_t groups, int64_t bits,
                                   int64_t is_wide)
 {
     head_args args = {{data, columns, bits, is_wide}, x, y, tokens, heads, width, groups};
-    run_parts(threads, head_part, &args);
+    embergate_run_parts(crew, head_part, &args);
 }
 
 static float half_to_float(const uint16_t *at)
@@ -210,10 +210,10 @@ static void unpack_row(const packed *w, const uint32_t *tile, int64_t lane, floa
     }
 }
 
-void embergate_packed_embedding(int64_t threads, const int64_t *token_ids, const uint32_t *data, float *out,
+void embergate_packed_embedding(crew *crew, const int64_t *token_ids, const uint32_t *data, float *out,
                                 int64_t tokens, int64_t columns, int64_t bits, int64_t is_wide)
 {
-    (void)threads;
+    (void)crew;
     packed weight = {data, columns, bits, is_wide};
     for (int64_t t = 0; t < tokens; t++)
         unpack_row(&weight, data + token_ids[t] / TILE * tile_words(&weight), token_ids[t] % TILE, out + t * columns);

@@ -11,6 +11,7 @@
 #define HALF 16      /* keys of one vector load group; divides the block size */
 
 typedef struct {
+    crew *crew;
     const float *query;
     int64_t query_stride;
     const float *key_cache, *value_cache;
@@ -243,22 +244,22 @@ static void attention_part(const void *args, int64_t part, int64_t parts)
     const attention_args *a = args;
     if (a->scores) {
         decode_score_phase(a, part, parts);
-        meet_parts(parts);
+        embergate_meet_parts(a->crew, parts);
         decode_softmax_phase(a, part, parts);
-        meet_parts(parts);
+        embergate_meet_parts(a->crew, parts);
         decode_value_phase(a, part, parts);
     }
     prefill_phase(a, part, parts);
 }
 
 /* query_stride: floats from one token to the next. */
-void embergate_paged_attention(int64_t threads, const float *query, int64_t query_stride, const float *key_cache,
+void embergate_paged_attention(crew *crew, const float *query, int64_t query_stride, const float *key_cache,
                                const float *value_cache, const int32_t *block_tables, const int32_t *query_starts,
                                const int32_t *kv_lens, float scale, float *out, int64_t sequences, int64_t max_blocks,
                                int64_t heads, int64_t kv_heads, int64_t dim, int64_t value_dim, int64_t block_size)
 {
-    attention_args args = {query, query_stride, key_cache, value_cache, block_tables, query_starts, kv_lens, scale, out,
-                           sequences, max_blocks, heads, kv_heads, dim, value_dim, block_size, NULL, 0};
+    attention_args args = {crew, query, query_stride, key_cache, value_cache, block_tables, query_starts, kv_lens, scale,
+                           out, sequences, max_blocks, heads, kv_heads, dim, value_dim, block_size, NULL, 0};
     int64_t longest = 0;
     for (int64_t s = 0; s < sequences; s++)
         if (is_decode(&args, s) && kv_lens[s] > longest)
@@ -267,6 +268,6 @@ void embergate_paged_attention(int64_t threads, const float *query, int64_t quer
         args.score_width = round_up(longest, TILE) + TILE;
         args.scores = take_floats(sequences * heads * args.score_width);
     }
-    run_parts(threads, attention_part, &args);
+    embergate_run_parts(crew, attention_part, &args);
     free(args.scores);
 }

@@ -4,6 +4,7 @@
 #include "paged_attention/softmax.h"
 
 typedef struct {
+    crew *crew;
     const float *query_latent, *query_rope;
     int64_t rope_stride;
     const float *cache;
@@ -111,14 +112,14 @@ static void mla_part(const void *args, int64_t part, int64_t parts)
 {
     const mla_args *a = args;
     score_phase(a, part, parts);
-    meet_parts(parts);
+    embergate_meet_parts(a->crew, parts);
     softmax_phase(a, part, parts);
-    meet_parts(parts);
+    embergate_meet_parts(a->crew, parts);
     latent_phase(a, part, parts);
 }
 
 /* query_latent may be null; part: width of the rope key's part that a head reads. */
-void embergate_paged_mla_decode(int64_t threads, const float *query_latent, const float *query_rope,
+void embergate_paged_mla_decode(crew *crew, const float *query_latent, const float *query_rope,
                                 int64_t rope_stride, const float *cache, const int32_t *block_tables,
                                 const int32_t *kv_lens, float scale, float *out, int64_t sequences,
                                 int64_t max_blocks, int64_t heads, int64_t latent, int64_t part, int64_t rope_groups,
@@ -128,9 +129,9 @@ void embergate_paged_mla_decode(int64_t threads, const float *query_latent, cons
     for (int64_t s = 0; s < sequences; s++)
         longest = kv_lens[s] > longest ? kv_lens[s] : longest;
     int64_t width = (longest + LANES) / LANES * LANES + LANES;
-    mla_args args = {query_latent, query_rope, rope_stride, cache, block_tables, kv_lens, scale, out, sequences,
+    mla_args args = {crew, query_latent, query_rope, rope_stride, cache, block_tables, kv_lens, scale, out, sequences,
                      max_blocks, heads, latent, part, rope_groups, block_size,
                      take_floats(sequences * heads * width), width};
-    run_parts(threads, mla_part, &args);
+    embergate_run_parts(crew, mla_part, &args);
     free(args.scores);
 }

@@ -46,9 +46,9 @@ static void norm_part(const void *args, int64_t part, int64_t parts)
 }
 
 /* residual and weight may be null. */
-void embergate_rms_norm(int64_t threads, const float *x, float *residual, const float *weight, float eps, float *out,
+void embergate_rms_norm(crew *crew, const float *x, float *residual, const float *weight, float eps, float *out,
                         int64_t rows, int64_t width)
 {
     norm_args args = {x, residual, weight, eps, out, rows, width};
-    run_parts(rows < 16 ? 1 : threads, norm_part, &args);
+    embergate_run_parts(rows < 16 ? NULL : crew, norm_part, &args);
 }

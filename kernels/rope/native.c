@@ -34,9 +34,9 @@ static void rope_part(const void *args, int64_t part, int64_t parts)
 }
 
 /* stride: floats from one token to the next. */
-void embergate_rope(int64_t threads, float *x, int64_t stride, const float *cos, const float *sin, int64_t tokens,
+void embergate_rope(crew *crew, float *x, int64_t stride, const float *cos, const float *sin, int64_t tokens,
                     int64_t heads, int64_t dim, int64_t is_interleaved)
 {
     rope_args args = {x, stride, cos, sin, tokens, heads, dim, is_interleaved};
-    run_parts(tokens < 16 ? 1 : threads, rope_part, &args);
+    embergate_run_parts(tokens < 16 ? NULL : crew, rope_part, &args);
 }

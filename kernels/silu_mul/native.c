@@ -20,8 +20,8 @@ static void silu_part(const void *args, int64_t part, int64_t parts)
     }
 }
 
-void embergate_silu_mul(int64_t threads, const float *gate_up, float *out, int64_t rows, int64_t width)
+void embergate_silu_mul(crew *crew, const float *gate_up, float *out, int64_t rows, int64_t width)
 {
     silu_args args = {gate_up, out, rows, width};
-    run_parts(rows < 8 ? 1 : threads, silu_part, &args);
+    embergate_run_parts(rows < 8 ? NULL : crew, silu_part, &args);
 }

@@ -4,11 +4,11 @@
 #include "native/parallel.h"
 
 /* Strides: floats from one token to the next. */
-void embergate_store_kv(int64_t threads, const float *key, int64_t key_stride, const float *value,
+void embergate_store_kv(crew *crew, const float *key, int64_t key_stride, const float *value,
                         int64_t value_stride, float *key_cache, float *value_cache, const int64_t *slots,
                         int64_t tokens, int64_t heads, int64_t dim, int64_t value_dim, int64_t block_size)
 {
-    (void)threads;
+    (void)crew;
     for (int64_t t = 0; t < tokens; t++) {
         int64_t block = slots[t] / block_size, offset = slots[t] % block_size;
         for (int64_t h = 0; h < heads; h++) {
@@ -22,11 +22,11 @@ void embergate_store_kv(int64_t threads, const float *key, int64_t key_stride, c
     }
 }
 
-void embergate_store_latent(int64_t threads, const float *latent, int64_t latent_stride, const float *rope_key,
+void embergate_store_latent(crew *crew, const float *latent, int64_t latent_stride, const float *rope_key,
                             int64_t rope_stride, float *cache, const int64_t *slots, int64_t tokens, int64_t width,
                             int64_t rope_width)
 {
-    (void)threads;
+    (void)crew;
     for (int64_t t = 0; t < tokens; t++) {
         float *to = cache + slots[t] * (width + rope_width);
         memcpy(to, latent + t * latent_stride, (size_t)width * sizeof(float));

@@ -72,8 +72,8 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 def test_flags_the_compiler_does_not_know_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compiler without OpenMP and -march=native still gives a library."""
-    refused = "-fopenmp|-march=native) echo 'error: unknown' >&2; exit 1;;"
+    """A compiler without -march=native still gives a library."""
+    refused = "-march=native) echo 'error: unknown' >&2; exit 1;;"
     body = f'for arg; do case "$arg" in {refused} esac; done\nexec cc "$@"'
     monkeypatch.setenv("CC", str(compiler_script(tmp_path, body)))
     portable = NativeLibrary(build_library(tmp_path / "cache"), 2)
