@@ -46,6 +46,9 @@ _FINISH_REASON = re.compile(rb'"finish_reason": ?"(\w+)"')
 _STATUSES_OF_FAILURE = frozenset((401, 403, 404, 405, 409))
 """Refusals that say something about us or the replica, nothing about the request."""
 
+_ENGINE_ERROR = "engine_error"
+"""What a replica says when it failed at one request and goes on with all others."""
+
 _ENGINE_DIED = "engine_died"
 """A replica's last words: as lost as one that could not say them any more."""
 
@@ -121,7 +124,9 @@ class Dispatcher:
                 raise timed_out() from error
             except ReplicaError as error:
                 _log.warning("request %s: %s", call.request_id, error)
-                self._table.report_failure(replica, is_certain=not isinstance(error, ReplicaUnreachableError))
+                if not _is_of_one_request(error):
+                    is_certain = not isinstance(error, ReplicaUnreachableError)
+                    self._table.report_failure(replica, is_certain=is_certain)
                 failed.add(replica)
             finally:
                 self._table.put_back(replica)
@@ -226,11 +231,20 @@ class Dispatcher:
             if not exchange.is_started:
                 raise failure from error
             _log.warning("request %s: %s", call.request_id, failure)
-            self._table.report_failure(replica, is_certain=not isinstance(failure, ReplicaTimeoutError))
+            if not _is_of_one_request(failure):
+                is_certain = not isinstance(failure, ReplicaTimeoutError)
+                self._table.report_failure(replica, is_certain=is_certain)
             return _interruption(failure)
         finally:
             call.first_byte_at = relay.first_frame_at
             exchange.on_writable(None)
+
+
+def _is_of_one_request(error: ReplicaError) -> bool:
+    """Whether the replica is none the worse for it: a request that makes engines fail must not take replicas
+    from everybody else.
+    """
+    return isinstance(error, ReplicaFailedError) and error.code == _ENGINE_ERROR
 
 
 def _note_finish_reasons(call: Call, data: bytes) -> None:
@@ -285,7 +299,8 @@ async def _refused(replica: Replica, response: ReplicaResponse) -> Refusal | Rep
     if status in (429, 503):
         return ReplicaBusyError(replica.id, f"refused with {status}")
     if status in _STATUSES_OF_FAILURE or status >= 500 or status < 400:
-        return ReplicaFailedError(replica.id, f"answered {status} {_code_of(body)}", "server_error")
+        code = _code_of(body)
+        return ReplicaFailedError(replica.id, f"answered {status} {code}", code or "server_error")
     return decode_refusal(status, body)
 
 

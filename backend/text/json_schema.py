@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urldefrag, urljoin
 
 MAX_DEPTH: Final = 64
 """Arrays and objects inside each other, beyond which no schema is read: deeper ones are attacks."""
@@ -59,6 +59,7 @@ def check_schema(schema: Any) -> None:
     _check_depth(schema)
     if not isinstance(schema, Mapping | bool):
         raise SchemaError((), "must be a JSON schema: an object or a boolean")
+    _check_counts(schema)
     _Endings(schema).check()
 
 
@@ -102,6 +103,24 @@ def _check_depth(schema: Any) -> None:
             waiting += [((*path, key), each) for key, each in value.items()]
         elif isinstance(value, list):
             waiting += [((*path, index), each) for index, each in enumerate(value)]
+
+
+def _check_counts(schema: Any) -> None:
+    """Grammars count members of an object, and cannot tell that two have one name. So a least number is met
+    for certain only where names are required, or where it is one.
+    """
+
+    def counts_names(each: Mapping[str, Any]) -> bool:
+        least = each.get("minProperties")
+        if not isinstance(least, int | float) or "enum" in each or "const" in each:
+            return False
+        return least > max(1, len({name for name in _list(each, "required") if isinstance(name, str)}))
+
+    path = find_schema(schema, counts_names)
+    if path is not None:
+        raise SchemaError(
+            (*path, "minProperties"), "is not supported above the number of required properties (or 1)"
+        )
 
 
 def without_annotations(schema: Any) -> Any:
@@ -148,6 +167,7 @@ class _Endings:
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._bases, self._names = _resolve_names(root)
         self._proved: set[int] = set()
         self._open: set[int] = set()
         self._failed: set[int] = set()
@@ -190,7 +210,7 @@ class _Endings:
 
     def _prove(self, schema: Mapping[str, Any]) -> bool:
         reference = schema.get("$ref")
-        if isinstance(reference, str) and not self._ends(self._target(reference)):
+        if isinstance(reference, str) and not self._ends(self._target(schema, reference)):
             return False
         if not all(self._ends(each) for each in _list(schema, "allOf")):
             return False
@@ -216,6 +236,13 @@ class _Endings:
             properties = properties if isinstance(properties, Mapping) else {}
             rest = schema.get("additionalProperties", True)
             needed = [properties.get(name, rest) for name in required]
+            least = schema.get("minProperties")
+            if isinstance(least, int) and least > len(required):
+                patterns = schema.get("patternProperties")
+                patterns = list(patterns.values()) if isinstance(patterns, Mapping) else []
+                proved = [self._ends(each) for each in (*properties.values(), *patterns, rest)]
+                if not any(proved):
+                    return False
             return all(self._ends(each) for each in needed)
         if kind == "array":
             least = schema.get("minItems")
@@ -228,12 +255,13 @@ class _Endings:
             return all(self._ends(each) for each in needed)
         return True
 
-    def _target(self, reference: str) -> Any:
+    def _target(self, schema: Mapping[str, Any], reference: str) -> Any:
         """What a reference within the schema leads to; True for one that the compiler must judge."""
-        if reference != "#" and not reference.startswith("#/"):
-            return True
-        value = self._root
-        for step in unquote(reference[1:]).split("/")[1:]:
+        resource, fragment = urldefrag(urljoin(self._bases[id(schema)], reference))
+        if fragment and not fragment.startswith("/"):
+            return self._names.get((resource, unquote(fragment)), True)
+        value = self._names.get((resource, ""), True)
+        for step in unquote(fragment).split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
             if isinstance(value, Mapping) and step in value:
                 value = value[step]
@@ -242,6 +270,32 @@ class _Endings:
             else:
                 return True
         return value
+
+
+def _resolve_names(root: Any) -> tuple[dict[int, str], dict[tuple[str, str], Any]]:
+    """The base URI of each schema (by identity), and every schema that has a name: the URI of its resource
+    and its anchor, "" for a resource itself (JSON Schema 2020-12, section 8.2).
+    """
+    bases: dict[int, str] = {}
+    by_path: dict[Path, str] = {(): ""}
+    names: dict[tuple[str, str], Any] = {("", ""): root}
+    for path, schema in walk_schemas(root):
+        above = path
+        while above not in by_path:
+            above = above[:-1]
+        base = by_path[above]
+        said = schema.get("$id")
+        if isinstance(said, str):
+            resource, fragment = urldefrag(urljoin(base, said))
+            names[resource, fragment] = schema
+            if not fragment:
+                base = resource
+        by_path[path] = base
+        bases[id(schema)] = base
+        anchor = schema.get("$anchor")
+        if isinstance(anchor, str):
+            names[base, anchor] = schema
+    return bases, names
 
 
 def _list(schema: Mapping[str, Any], key: str) -> list[Any]:

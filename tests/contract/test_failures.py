@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 import pytest
 
+from backend.wire import ErrorDetail
 from tests.support.fake_replica import FakeReplica
 from tests.support.gateway_harness import MODEL, TOKEN, Harness, gateway_config
 from tests.support.waiting import eventually
@@ -177,6 +178,20 @@ async def test_an_engine_failure_before_the_first_chunk_is_replaced_unnoticed(
     owner.script.error_frame_after = 0
     reply = await gateway.chat(stream=True, headers={"x-session-affinity": "s"})
     assert (reply.text, reply.frames[-1]) == ("Hello, world", "[DONE]")
+
+
+async def test_a_request_that_makes_engines_fail_takes_replicas_from_nobody(
+    gateway: Harness, replicas: list[FakeReplica]
+) -> None:
+    for replica in replicas:
+        replica.script.status = 500
+        replica.script.error = ErrorDetail(message="", type="server_error", code="engine_error")
+    assert (await gateway.chat()).status == 503
+    assert gateway.gateway is not None
+    assert {replica.health for replica in gateway.gateway.table.replicas} == {"ready"}
+    for replica in replicas:
+        replica.script.status, replica.script.error = 200, None
+    assert (await gateway.chat()).status == 200
 
 
 async def test_a_draining_replica_gets_no_new_requests(gateway: Harness, replicas: list[FakeReplica]) -> None:
