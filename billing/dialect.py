@@ -57,6 +57,9 @@ class Dialect(Protocol):
     def lock_table(self, connection: Connection, table: Table) -> None:
         """Keep others from writing to ``table`` until the transaction ends; they may read it."""
 
+    def lock_name(self, connection: Connection, name: str) -> None:
+        """Wait until no other transaction holds this name, and hold it until this one ends."""
+
     def time_limit(self, connection: Connection, timeout_s: float) -> AbstractContextManager[None]:
         """Make the transaction's statements fail that run longer."""
 
@@ -104,6 +107,9 @@ class SqliteDialect:
 
     def lock_table(self, connection: Connection, table: Table) -> None:
         """A writing transaction holds the lock of the whole database already."""
+
+    def lock_name(self, connection: Connection, name: str) -> None:
+        """As above."""
 
     @contextmanager
     def time_limit(self, connection: Connection, timeout_s: float) -> Iterator[None]:
@@ -167,6 +173,10 @@ class PostgresDialect:
 
     def lock_table(self, connection: Connection, table: Table) -> None:
         connection.execute(text(f"LOCK TABLE {table.name} IN EXCLUSIVE MODE"))
+
+    def lock_name(self, connection: Connection, name: str) -> None:
+        query = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+        connection.execute(query, {"name": name})
 
     @contextmanager
     def time_limit(self, connection: Connection, timeout_s: float) -> Iterator[None]:

@@ -163,6 +163,10 @@ class Store:
         with self._writing() as connection:
             yield connection
 
+    def lock_name(self, connection: Connection, name: str) -> None:
+        """Let one writing transaction of this name after the other look and then write."""
+        self._dialect.lock_name(connection, name)
+
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         with self._explained(), self._writing_engine.begin() as connection:

@@ -108,6 +108,7 @@ class FileStore:
         )
         total = select(func.coalesce(func.sum(_FILE.num_bytes), 0)).where(_FILE.account_id == account_id)
         with self._store.writing() as connection:
+            self._store.lock_name(connection, f"files of {account_id}")
             num_stored = int(connection.scalar(total) or 0)
             if num_stored + upload.num_bytes > self._config.max_stored_bytes:
                 raise QueueFullError(

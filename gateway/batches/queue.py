@@ -80,6 +80,8 @@ class BatchQueue:
         ]
         with self._store.writing() as connection:
             if new.items:
+                # Two gateways must not find the same room.
+                self._store.lock_name(connection, f"batches of {new.account_id}")
                 self._check_room(connection, new)
             connection.execute(insert(batches), _new_batch_row(new, now, self._config.deadline_s))
             if item_rows:
