@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,6 +20,18 @@ from embergate.terminal import print_json, print_table, voice
 from embergate.tiny_model import derive_ranks, read_tiktoken, write_tiny
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_MAX_SEED = 2**63 - 1
+_MAX_GIB = 2.0**20
+
+
+class _Gibibytes(click.FloatRange):
+    """A finite amount: ``nan`` is neither below a bound nor above it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        amount = super().convert(value, param, ctx)
+        if not isfinite(amount):
+            self.fail(f"{value} is no amount of memory", param, ctx)
+        return amount
 
 
 @click.command(name="make-tiny")
@@ -29,7 +43,9 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
     required=True,
     help="What the matrices are stored as.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the weights.")
+@click.option(
+    "--seed", type=click.IntRange(0, _MAX_SEED), default=0, show_default=True, help="Of the weights."
+)
 @click.option(
     "--tiktoken",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -58,7 +74,7 @@ def make_tiny(settings: Settings, directory: Path, form: TinyForm, seed: int, ti
 @click.option("--gpus", required=True, help="As in 8xH200 or 4x48GB.")
 @click.option(
     "--reserve-gib",
-    type=click.FloatRange(min=0),
+    type=_Gibibytes(0, _MAX_GIB),
     default=6.0,
     show_default=True,
     help="Memory of each GPU for activations, kernels and the driver.",

@@ -76,6 +76,7 @@ def test_a_plan_is_printed_for_people_and_for_programs(
     [
         (("--gpus", "many"), "'many': write it as in 8xH200 or 4x48GB"),
         (("--gpus", "1x0.001GB", "--reserve-gib", "0"), "does not fit"),
+        (("--gpus", "1xH200", "--reserve-gib", "nan"), "'--reserve-gib': nan is no"),
         (("--gpus", "3xH200"), "num_attention_heads: 4 cannot be cut into 3 parts"),
     ],
 )
@@ -97,3 +98,11 @@ def test_a_directory_without_a_model_cannot_be_planned(command_line: CommandLine
     done = command_line.run("models", "plan", str(tmp_path), "--gpus", "8xH200")
     assert done.returncode == 1
     assert "config.json: missing" in done.stderr
+
+
+def test_a_seed_beyond_all_bounds_is_named(command_line: CommandLine, tmp_path: Path) -> None:
+    done = command_line.run(
+        "models", "make-tiny", str(tmp_path / "new"), "--format", "bf16", "--seed", "9" * 30
+    )
+    assert done.returncode == 2
+    assert "'--seed'" in done.stderr
