@@ -180,6 +180,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
 
 def _parse_with_vision(fields: Fields) -> ModelConfig:
     refuse_unknown_fields(fields, "wrapper")
+    fields.expect("use_unified_vision_chunk", True, default=True)
     text = fields.section("text_config")
     if not text.raw:
         raise fields.error("text_config", "missing")
@@ -253,15 +254,14 @@ def _parse_deepseek(fields: Fields) -> ModelConfig:
 
 
 def _shared_fields(fields: Fields) -> dict[str, Any]:
-    eos = fields.raw.get("eos_token_id")
     return {
         "vocab_size": fields.size("vocab_size"),
         "hidden_size": fields.size("hidden_size"),
         "num_layers": fields.size("num_hidden_layers"),
-        "rms_norm_eps": fields.number("rms_norm_eps"),
+        "rms_norm_eps": fields.number("rms_norm_eps", minimum=0.0),
         "max_position_embeddings": fields.size("max_position_embeddings"),
         "has_tied_head": fields.flag("tie_word_embeddings", default=False),
-        "eos_token_ids": tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+        "eos_token_ids": fields.token_ids("eos_token_id"),
         "quant": parse_quant(fields),
     }
 
@@ -303,7 +303,7 @@ def _parse_mla(fields: Fields) -> MlaConfig:
         nope_dim=fields.size("qk_nope_head_dim", minimum=0),
         rope_dim=fields.size("qk_rope_head_dim"),
         v_dim=fields.size("v_head_dim"),
-        latent_norm_eps=fields.number("latent_norm_eps", default=1e-6),
+        latent_norm_eps=fields.number("latent_norm_eps", default=1e-6, minimum=0.0),
         rope_groups=extension.size("rope_groups", default=1),
         has_q_a=q_rank is not None and "q_a_proj" not in identity,
         has_q_norm=q_rank is not None and "q_a_layernorm" not in identity,
@@ -319,6 +319,8 @@ def _parse_moe(fields: Fields) -> MoeConfig | None:
     experts, chosen = fields.size("n_routed_experts"), fields.size("num_experts_per_tok")
     groups = fields.size("n_group", default=1)
     chosen_groups = fields.size("topk_group", default=1)
+    if chosen_groups > groups:
+        raise fields.error("topk_group", f"{chosen_groups} is more than the {groups} groups of n_group")
     if experts % groups:
         raise fields.error("n_group", f"{groups} does not divide {experts} experts")
     if groups > 1 and experts // groups < 2:
@@ -340,10 +342,9 @@ def _parse_moe(fields: Fields) -> MoeConfig | None:
 
 
 def _parse_rope(fields: Fields, dim: int, *, is_interleaved: bool) -> RopeConfig:
-    raw = fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling") or {}
-    where = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
-    scaling = Fields(raw, fields.source, f"{where}.")
-    theta = float(raw["rope_theta"]) if "rope_theta" in raw else fields.number("rope_theta", default=10000.0)
+    scaling = fields.section("rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling")
+    raw = scaling.raw
+    theta = (scaling if "rope_theta" in raw else fields).number("rope_theta", default=10000.0, minimum=1.0)
     kind = raw.get("rope_type", raw.get("type", "default"))
     if kind not in ("default", "yarn"):
         raise scaling.unsupported("rope_type", f"{kind!r} is not supported; known are default, yarn")
@@ -357,7 +358,7 @@ def _parse_rope(fields: Fields, dim: int, *, is_interleaved: bool) -> RopeConfig
 def _parse_yarn(scaling: Fields) -> YarnScaling:
     scaling.expect("truncate", True, default=True)
     scaling.expect("attention_factor", None, default=None)
-    factor = scaling.number("factor")
+    factor = scaling.number("factor", minimum=1.0)
     mscale, all_dim = scaling.number("mscale", default=0.0), scaling.number("mscale_all_dim", default=0.0)
 
     def magnitude(weight: float) -> float:
@@ -366,8 +367,8 @@ def _parse_yarn(scaling: Fields) -> YarnScaling:
     return YarnScaling(
         factor=factor,
         original_max_position_embeddings=scaling.size("original_max_position_embeddings"),
-        beta_fast=scaling.number("beta_fast", default=32.0),
-        beta_slow=scaling.number("beta_slow", default=1.0),
+        beta_fast=scaling.number("beta_fast", default=32.0, minimum=0.0),
+        beta_slow=scaling.number("beta_slow", default=1.0, minimum=0.0),
         cos_sin_factor=magnitude(mscale) / magnitude(all_dim) if mscale and all_dim else magnitude(1.0),
         softmax_factor=magnitude(all_dim) ** 2 if all_dim else 1.0,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf, isfinite
 from typing import Any
 
 from backend.model.errors import ModelLoadError, UnsupportedModelError
@@ -38,11 +39,22 @@ class Fields:
             raise self.error(field, f"{value!r} must be an integer of at least {minimum}")
         return value
 
-    def number(self, field: str, *, default: float | None = None) -> float:
+    def number(self, field: str, *, default: float | None = None, minimum: float = -inf) -> float:
         value = self._take(field, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
             raise self.error(field, f"{value!r} must be a number")
+        if value < minimum:
+            raise self.error(field, f"{value!r} must be at least {minimum:g}")
         return float(value)
+
+    def token_ids(self, field: str) -> tuple[int, ...]:
+        """One id, several, or none."""
+        value = self.raw.get(field)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        for each in ids:
+            if isinstance(each, bool) or not isinstance(each, int) or each < 0:
+                raise self.error(field, f"{each!r} is not the id of a token")
+        return tuple(ids)
 
     def flag(self, field: str, *, default: bool) -> bool:
         value = self._take(field, default)

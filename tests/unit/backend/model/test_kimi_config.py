@@ -101,6 +101,19 @@ Change = Callable[[Fields], object]
         (lambda f: text(f).update(model_type="llama"), "text_config.model_type: 'llama' is not supported"),
         (lambda f: text(f).update(sliding_window=128), "text_config.sliding_window: unknown"),
         (lambda f: text(f).update(num_experts_per_tok=99), "text_config.num_experts_per_tok: 99 is more"),
+        (lambda f: text(f).update(topk_group=2), "text_config.topk_group: 2 is more than the 1 groups"),
+        (
+            lambda f: text(f).update(rms_norm_eps=float("nan")),
+            "text_config.rms_norm_eps: nan must be a number",
+        ),
+        (lambda f: text(f).update(rms_norm_eps=-1.0), "text_config.rms_norm_eps: -1.0 must be at least 0"),
+        (lambda f: f.update(eos_token_id="x"), "text_config.eos_token_id: 'x' is not the id of a token"),
+        (lambda f: f.update(eos_token_id=["x"]), "text_config.eos_token_id: 'x' is not the id of a token"),
+        (lambda f: f.update(use_unified_vision_chunk=False), "use_unified_vision_chunk: False is not"),
+        (
+            lambda f: text(f)["rope_scaling"].update(factor=0.0),
+            "text_config.rope_scaling.factor: 0.0 must be at least 1",
+        ),
         (
             lambda f: quant(f).update(quant_method="gptq"),
             "text_config.quantization_config.quant_method: 'gptq' is not supported",
