@@ -58,8 +58,8 @@ def json_rule(schema: Any, *, is_lenient: bool = False) -> str:
 
 
 def arguments_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, which are an object whether it says so or not."""
-    return schema if "type" in schema else {**schema, "type": "object"}
+    """The schema of a tool's arguments, which are an object whether it says so or not, and nothing else."""
+    return schema if schema.get("type") == "object" else {**schema, "type": "object"}
 
 
 def _call_rules(rules: AnswerRules, marks: CallMarks, *, is_lenient: bool) -> list[str]:

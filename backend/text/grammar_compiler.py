@@ -133,6 +133,10 @@ class GrammarCompiler:
             return error
 
     def _compile_now(self, rules: AnswerRules, reasoning_end: int | None) -> str:
+        for tool in rules.tools:
+            kinds = tool.schema.get("type", "object")
+            if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+                raise BadGrammarError(f"{tool.param}.type", "must be 'object', as arguments are")
         for param, schema, _ in _schemas(rules):
             try:
                 check_schema(schema)

@@ -310,3 +310,18 @@ async def test_real_schemas_are_met_or_refused(
         assert time.perf_counter() - started_at < 20, case["name"]
     assert counts["supported"] >= num_supported, counts
     assert counts["complete"] > counts["supported"], counts
+
+
+@pytest.mark.parametrize("kinds", ["array", ["string", "null"]])
+async def test_arguments_that_are_no_object_are_refused(compiler: GrammarCompiler, kinds: Any) -> None:
+    tool = ToolRule("f", {"type": kinds}, True, "tools.0.function.parameters")
+    with pytest.raises(BadGrammarError, match="must be 'object'") as caught:
+        await compiler.compile(AnswerRules(tools=(tool,), must_call=True), reasoning_end=None)
+    assert caught.value.param == "tools.0.function.parameters.type"
+
+
+async def test_arguments_that_may_be_nothing_are_an_object(compiler: GrammarCompiler) -> None:
+    schema = {"type": ["object", "null"], "properties": {}, "additionalProperties": False}
+    tool = ToolRule("f", schema, True, "tools.0.function.parameters")
+    grammar = await compiler.compile(AnswerRules(tools=(tool,), must_call=True), reasoning_end=None)
+    assert "null" not in grammar
