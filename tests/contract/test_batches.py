@@ -271,6 +271,7 @@ class TestRunning:
         assert result["responses"][0]["success"] is False
         assert await gateway.stopped_records() == []
 
+    @pytest.mark.slow
     async def test_live_requests_win(self, start_gateway: StartGateway, replicas: list[FakeReplica]) -> None:
         """Items fill every place; live requests that find none get theirs, and the items lose nothing."""
         gateway = await start_gateway(
@@ -311,6 +312,7 @@ class TestRunning:
         assert 'embergate_batch_items_ended_total{outcome="succeeded"}' in ended
         assert len(await first.stopped_records()) == 80
 
+    @pytest.mark.slow
     async def test_metrics_tell_what_waits(
         self, start_gateway: StartGateway, replicas: list[FakeReplica]
     ) -> None:

@@ -73,6 +73,7 @@ async def changed_from(status: int, gateway: Harness, **fields: Any) -> None:
             reply = await gateway.chat(**fields)
 
 
+@pytest.mark.slow
 async def test_200_at_once_on_a_nearly_spent_budget_do_not_overshoot_it(
     start_gateway: StartGateway, set_budget: SetBudget, replicas: list[FakeReplica]
 ) -> None:

@@ -329,6 +329,7 @@ async def test_a_slow_reader_slows_only_itself(
     assert seen.endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.slow
 async def test_answers_of_different_clients_do_not_mix(gateway: Harness, replicas: list[FakeReplica]) -> None:
     for replica in replicas:
         replica.script.token_delay_s = 0.001

@@ -69,6 +69,7 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_flags_the_compiler_does_not_know_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

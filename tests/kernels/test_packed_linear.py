@@ -59,6 +59,7 @@ def test_heads_meet_their_groups_matrix(groups: int, tokens: int, native: Native
     assert torch.equal(result[:1], first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*EDGES, HEAD], ids=lambda case: case.name)
 def test_embedding_dequantises_rows_exactly(case: LinearCase, native: NativeLibrary) -> None:
     weight = case.weight()

@@ -54,6 +54,7 @@ def groups(store: Store, wanted: UsageFilter, by: Sequence[Dimension], **options
         return usage_groups(connection, wanted, by, limit=1_000, **options).rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "by",
     [

@@ -105,6 +105,7 @@ def test_latencies_are_those_of_streams(fields: dict[str, Any], metrics: dict[st
     assert dict(latencies_of(record(1, **whole | fields))) == metrics
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10_000), size=st.integers(1, 120), overlap=st.integers(0, 30))
 def test_rebuilt_sums_equal_those_that_were_kept(

@@ -466,6 +466,7 @@ KILLED = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("posting", ["keep", "post"])
 def test_a_killed_process_loses_no_acknowledged_record(tmp_path: Path, posting: str) -> None:
     """``kill -9`` while appending, three times over: every acknowledged record is there, exactly once."""

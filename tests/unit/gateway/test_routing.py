@@ -28,6 +28,7 @@ def owners(ranking: Ranking[Node], members: list[Node], num_sessions: int = NUM_
     return [ranking("account", f"ses_{session}", members)[0].id for session in range(num_sessions)]
 
 
+@pytest.mark.slow
 @given(
     ids=st.lists(st.text(min_size=1), min_size=1, max_size=8, unique=True),
     account=st.text(),
@@ -101,6 +102,7 @@ def test_a_pool_is_ranked_alike_one_by_one_and_as_an_array(count: int) -> None:
         assert pool.rank_few(key_hash) == pool.rank_many(key_hash)
 
 
+@pytest.mark.slow
 def test_a_large_pool_is_balanced_and_moves_little() -> None:
     members = nodes(64)
     before = owners(RendezvousRanking(), members, 20_000)

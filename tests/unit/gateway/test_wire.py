@@ -96,6 +96,7 @@ JSON = st.recursive(
 FIELDS = st.sampled_from([*ChatBody.__struct_fields__, "x"])
 
 
+@pytest.mark.slow
 @given(body=st.dictionaries(FIELDS, JSON, max_size=6))
 def test_any_json_object_is_decoded_or_refused(body: dict[str, Any]) -> None:
     """No input may end in anything but a request or a 400."""

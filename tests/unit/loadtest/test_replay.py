@@ -103,6 +103,7 @@ def entries(rng: random.Random, num: int, block: int) -> list[TraceEntry]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([16, 32, 48, 512]), before=st.integers(1, 70))
 def test_a_caching_engine_finds_exactly_what_the_trace_shares(seed: int, scale: int, before: int) -> None:

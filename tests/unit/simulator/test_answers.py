@@ -102,6 +102,7 @@ def test_the_tokens_of_long_runs_are_priced_too() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_64th_replica_takes_its_share_and_gives_it_back() -> None:
     found = movement(63, 20_000)
     assert abs(found.moved_by_growth - 1 / 64) < 0.1 / 64
@@ -129,6 +130,7 @@ class _Reader(HTMLParser):
         self.text += data
 
 
+@pytest.mark.slow
 def test_the_page_has_every_run_its_plots_and_what_it_rests_on(profile: ReplicaProfile) -> None:
     shape = SessionShape(
         num_sessions=20,

@@ -189,6 +189,7 @@ def test_without_the_check_such_faults_do_reach_answers(
     assert num_wrong > 0
 
 
+@pytest.mark.slow
 def test_without_faults_nothing_is_ever_found() -> None:
     total: Counter[str] = Counter()
     for seed in range(NUM_RUNS):

@@ -37,6 +37,7 @@ def prompts() -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_the_same_cold_warm_chunked_preempted_and_batched(checkpoint: Path) -> None:
     alone = start(checkpoint, num_blocks=64)
     cold = [answer(alone, [prompt])[0] for prompt in prompts()]
@@ -54,6 +55,7 @@ def test_greedy_tokens_are_the_same_cold_warm_chunked_preempted_and_batched(chec
     assert tight.stats().num_preemptions > 0
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_preempted(checkpoint: Path) -> None:
     together = answer(start(checkpoint, num_blocks=64), prompts(), temperature=0.7)
     tight = start(checkpoint, num_blocks=TIGHT_BLOCKS)

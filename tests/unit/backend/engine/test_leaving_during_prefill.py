@@ -183,6 +183,7 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return [rng.randrange(3, 256) for _ in range(length)]
 
 
+@pytest.mark.slow
 def test_its_blocks_are_free_at_once_and_serve_the_next_one(house: House) -> None:
     engine, brake = house.engine, house.brake
     brake.is_on = True
@@ -198,6 +199,7 @@ def test_its_blocks_are_free_at_once_and_serve_the_next_one(house: House) -> Non
     assert engine.tokens(2) == house.reference(following)
 
 
+@pytest.mark.slow
 def test_one_of_two_leaves_and_the_other_gets_what_it_would_have_got(house: House) -> None:
     engine, brake = house.engine, house.brake
     brake.is_on = True

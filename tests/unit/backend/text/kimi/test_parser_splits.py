@@ -117,6 +117,7 @@ VALUES = st.text('a"\\{}<|>삼\n ', max_size=12) | st.integers() | st.none() | s
 ARGUMENTS = st.dictionaries(words("abc_ü"), VALUES, max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     reasoning=words("ab 삼{}<|\n") | st.just(""),
