@@ -184,26 +184,11 @@ class Gateway:
         self.table = ReplicaTable(replicas, config.routing, config.health)
         self._prober = HealthProber(self.table, self._client, config.health)
         self._registrations = self._build_registrations(pool_token)
-        self._reconciler = Reconciler(
-            self._client,
-            self._replica_headers,
-            self._books.store,
-            self._known,
-            self._journal.commit,
-            gateway_id=gateway_id,
-            timeout_s=config.upstream.idle_timeout_s,
-        )
+        self._reconciler = self._build_reconciler()
         self._neurons, self._neuron_refresher = _build_neurons(config.limits, billing, self._books.store)
         self._receipt_keys = KeyRing(self._books.store, data_dir / "secrets")
         self._budgets = Budgets(self._books.rate_book, lambda: self._budget_leases.want())
-        self._budget_leases = BudgetLeases(
-            self._budgets,
-            BudgetBook(self._books.store),
-            gateway_id,
-            config.budgets,
-            left_over=self._books.left_over,
-            is_all_posted=lambda: not self._books.spool.num_unposted,
-        )
+        self._budget_leases = self._build_budget_leases()
         self._reader = UsageReader(self._books.store, config.analytics)
         self._price_lists = price_lists(billing)
         self._dashboard = build_dashboard(
@@ -225,6 +210,27 @@ class Gateway:
         self._surfaces = build_surfaces(self._catalog, config.limits)
         self._batches = self._build_batches(gateway_id)
         self.server = self._build_server(loop.time)
+
+    def _build_reconciler(self) -> Reconciler:
+        return Reconciler(
+            self._client,
+            self._replica_headers,
+            self._books.store,
+            self._known,
+            self._journal.commit,
+            gateway_id=self._gateway_id,
+            timeout_s=self._config.upstream.idle_timeout_s,
+        )
+
+    def _build_budget_leases(self) -> BudgetLeases:
+        return BudgetLeases(
+            self._budgets,
+            BudgetBook(self._books.store),
+            self._gateway_id,
+            self._config.budgets,
+            left_over=self._books.left_over,
+            is_all_posted=lambda: not self._books.spool.num_unposted,
+        )
 
     def _build_pipeline(self, clock: Callable[[], float], *, is_for_items: bool = False) -> Pipeline:
         """The one request path. Items of batches were admitted when they were submitted, and their records
